@@ -15,7 +15,7 @@ sudo=
 # valgrind counts the instructions of `bench guards`. groff and mandoc check the man pages, fish and zsh their
 # completions. systemd has systemd-socket-activate and systemd-analyze; rpm has rpmbuild. gnutls-bin makes
 # certificates. nbdkit is a peer of `bench nbd`. qemu-block-extra has QEMU's driver `http`.
-packages="busybox-static cpio curl e2fsprogs fio fish fuse3 g++ gnutls-bin groff-base kmod libglib2.0-dev libnbd-bin mandoc nbdkit pkgconf procps python3 python3-libnbd python3-prometheus-client python3-venv rpm sg3-utils systemd sysvinit-utils util-linux valgrind zsh"
+packages="busybox-static cpio curl e2fsprogs fio fish fuse3 g++ gnutls-bin groff-base kmod libglib2.0-dev libnbd-bin mandoc nbdkit pkgconf procps python3 python3-libnbd python3-prometheus-client python3-venv rpm sg3-utils systemd sysvinit-utils util-linux valgrind xz-utils zsh"
 qemu="qemu-block-extra qemu-system-x86 qemu-utils"
 
 installed() {
@@ -194,5 +194,8 @@ done
 cp -R tests/guest/systemd/. "$root/"
 root=$top
 pack initramfs-systemd
+
+# The guest in which the daemon runs.
+scripts/setup-host-guest.sh
 echo "The guest is in $guest:"
 ls -lh "$guest/vmlinuz" "$guest/initramfs" "$guest/initramfs-systemd"

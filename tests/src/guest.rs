@@ -226,6 +226,15 @@ impl Guest {
         self
     }
 
+    /// Runs Debian sid's kernel, which has ublk, with fio and these files: for a daemon in the guest.
+    pub fn of_host(mut self, files: Initramfs) -> Self {
+        self.kernel = "host/vmlinuz";
+        self.initramfs = "host/initramfs";
+        self.files = Some(files);
+        self.memory_mib = 1024;
+        self
+    }
+
     /// Runs systemd as the first process, with these files. systemd runs the job as `job.service`.
     pub fn with_systemd(mut self, files: Initramfs) -> Self {
         self.initramfs = "initramfs-systemd";

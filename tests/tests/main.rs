@@ -51,6 +51,7 @@ mod guest_reboot;
 mod guest_scsi;
 mod guest_sysfs;
 mod guest_systemd;
+mod guest_ublk;
 mod guest_unbind;
 mod guest_write_cache;
 mod guide;

@@ -19,6 +19,8 @@ const OURS: &[&str] = &[
     "block-export-add/type=vhost-user-scsi",
     "block-export-add/type=vfio-user-ahci",
     "block-export-add/type=vfio-user-nvme",
+    "block-export-add/type=ublk",
+    "query-block-exports-> []/device",
     "block-export-add/stall-timeout-ms",
     "block-export-add/vhost-user-blk/max-memory",
     "query-named-block-nodes-> []/image/format-specific/qcow2/data/x-bitmaps-left-out",

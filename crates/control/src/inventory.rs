@@ -979,7 +979,8 @@ impl Inventory {
                 OptionError::new("NBD server not running").hint("--nbd-server comes before it.")
             );
         }
-        let taken = |other: &Export| other.options.kind.address() == address;
+        let is_chosen_later = address == Address::Ublk(None);
+        let taken = |other: &Export| !is_chosen_later && other.options.kind.address() == address;
         if let Some((other, _)) = self.exports.iter().find(|(_, other)| taken(other)) {
             return Err(address.taken(other));
         }

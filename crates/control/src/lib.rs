@@ -69,7 +69,7 @@ pub use error::{OptionError, UsageError};
 pub use export::{
     Addr, Address, AhciOptions, AllowOther, BitmapRef, Doorbells, ExportKind, ExportNeeds,
     ExportOptions, ExportType, FuseOptions, MAX_QUEUES, MoreNodes, NbdOptions, NvmeOptions,
-    ScsiOptions, SizeUse, VhostUserOptions,
+    ScsiOptions, SizeUse, UblkOptions, VhostUserOptions,
 };
 pub use export::{options as export_union, read as read_export};
 pub use inventory::{ChainUse, Inventory, SourceUse, Steady, check_configuration};

@@ -317,7 +317,7 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
     match action {
         Action::Blockdev(node) => relative_path_of_node(node),
         Action::Export(export) => {
-            let ExportNeeds { socket, mountpoint, pins_memory: _ } = export.kind.needs();
+            let ExportNeeds { socket, mountpoint, pins_memory: _, ublk: _ } = export.kind.needs();
             socket.or(mountpoint)
         }
         Action::NbdServer(server) => match &server.addr {

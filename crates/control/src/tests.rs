@@ -174,6 +174,7 @@ fn minimal(option: &str, variant: &str) -> String {
         ("--object", "secret") => "id=o,data=x",
         ("--object", _) => "id=o",
         ("--export", "nbd") => "id=e,node-name=other",
+        ("--export", "ublk") => "id=e,node-name=other",
         ("--export", "fuse") => "id=e,node-name=other,mountpoint=m",
         _ => "id=e,node-name=other,addr.type=unix,addr.path=s",
     };

@@ -432,8 +432,9 @@ impl Daemon {
         id: &str,
         mode: DeleteMode,
     ) -> Result<oneshot::Receiver<()>, DaemonError> {
-        if mode == DeleteMode::Safe {
-            self.exports.hung_up_are_gone(id).await;
+        match mode {
+            DeleteMode::Safe => self.exports.hung_up_are_gone(id).await,
+            DeleteMode::Hard => self.exports.spare_nobody(id),
         }
         let refused = match (self.exports.state(id), mode) {
             (None, _) => format!("Export '{id}' is not found"),

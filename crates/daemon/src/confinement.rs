@@ -221,8 +221,9 @@ impl Named {
         match action {
             Action::Blockdev(options) => self.add_node(options),
             Action::Export(export) => {
-                // The helper process mounts.
-                let ExportNeeds { socket, pins_memory: _, mountpoint: _ } = export.kind.needs();
+                // The helper process mounts, and makes devices.
+                let ExportNeeds { socket, pins_memory: _, mountpoint: _, ublk: _ } =
+                    export.kind.needs();
                 self.sockets.extend(socket.map(Path::to_owned));
             }
             Action::NbdServer(server) => match &server.addr {

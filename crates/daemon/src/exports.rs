@@ -1,6 +1,7 @@
 //! The daemon's exports, from their start to their last flush.
 
 use std::cell::Cell;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -65,6 +66,8 @@ pub(super) struct ExportInfo<'a> {
     pub(super) list: Option<(&'static str, &'a [String])>,
     pub(super) kind: &'static str,
     pub(super) shutting_down: bool,
+    /// The path of the host's block device, if the export is one.
+    pub(super) device: Option<PathBuf>,
     /// `None`: errors stop nothing.
     pub(super) io_status: Option<IoStatus>,
 }
@@ -176,6 +179,7 @@ impl Exports {
                 list: options.kind.more_nodes().map(|more| (more.list, nodes)),
                 kind: options.kind.type_name(),
                 shutting_down: export.serving.is_none(),
+                device: export.serving.as_ref().and_then(|serving| serving.device()),
                 io_status: export.policy.as_ref().map(|policy| policy.status()),
             })
         })
@@ -197,6 +201,14 @@ impl Exports {
         if let Some(serving) = export.and_then(|export| export.serving.as_ref()) {
             let enough = self.event_loop.sleep_until(self.event_loop.now_ns() + GONE_NS);
             let _ = until(serving.hung_up_are_gone(), enough).await;
+        }
+    }
+
+    /// Has an export disregard its users when it ends.
+    pub(super) fn spare_nobody(&self, id: &str) {
+        let export = self.exports.iter().find(|export| export.id == id);
+        if let Some(serving) = export.and_then(|export| export.serving.as_ref()) {
+            serving.spare_nobody();
         }
     }
 

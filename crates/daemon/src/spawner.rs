@@ -1,11 +1,11 @@
-//! A separate process that starts the new program of an upgrade, and mounts FUSE exports.
+//! A separate process that starts the new program of an upgrade, mounts FUSE exports, and makes ublk devices.
 //!
 //! The daemon cannot do that itself: it may be confined, and fork(2) is unsafe with threads.
 //! So the spawner is forked before there are threads, waits for requests of the daemon, and ends with the
 //! daemon. It shares the pages that the daemon has at that time.
 //!
-//! The spawner is not confined. It checks its requests: it starts one program, and mounts only where the
-//! command line allows it ([`Allowed`]).
+//! The spawner is not confined. It checks its requests: it starts one program, and mounts, or makes devices, only where
+//! the command line allows it ([`Allowed`], [`Devices`]).
 
 #![allow(unsafe_code)]
 
@@ -21,12 +21,15 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Child, Command, ExitStatus};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use control::{Action, SandboxOptions, Step, TAKE_OVER};
 use event_loop::{EventLoop, Readiness, until};
 use exports::fuse::mount::{AllowOther, Allowed, MountOptions, Mounted, mount, unmount};
+use exports::ublk::control::{self as ublk, Control, Failed, Order, Outcome};
+use exports::ublk::wire::Command as UblkCommand;
 use exports::vhost_user::fd_passing::{receive, send};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -51,6 +54,10 @@ const END: u8 = b'E';
 const MOUNT: u8 = b'M';
 /// Request: unmount the path.
 const UNMOUNT: u8 = b'U';
+/// Request: carry out a command to /dev/ublk-control: its number, the device's, the command's data and structure.
+const UBLK: u8 = b'B';
+/// Request: open the file of a ublk device.
+const UBLK_FILE: u8 = b'F';
 /// Longest request and answer in bytes: a path, or a sentence with one.
 const MAX_MESSAGE: usize = 8192;
 /// Most characters of the program's last line of errors.
@@ -59,6 +66,8 @@ const MAX_LINE: usize = 300;
 const NAME: &str = "spawner";
 /// More time than starting a program takes.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// More time than a command of ublk takes, which may wait for requests.
+const PATIENCE_WITH_UBLK: Duration = Duration::from_secs(600);
 
 /// The daemon's handle of its spawner, which ends when this is dropped.
 #[derive(Debug)]
@@ -90,38 +99,71 @@ impl Drop for Turn<'_> {
 /// If that fails, the daemon serves, but cannot be upgraded, and logs that. A daemon that changes its user, or
 /// has upgrades switched off, gets a spawner that starts no programs: the spawner would keep privileges that the
 /// daemon drops. Such a spawner only mounts the mount points on the command line.
-pub fn start(
-    sandbox: &SandboxOptions,
-    mountpoints: &[PathBuf],
-    has_monitor: bool,
-) -> Option<Spawner> {
+pub fn start(sandbox: &SandboxOptions, named: &Named, has_monitor: bool) -> Option<Spawner> {
+    let Named { mountpoints, devices } = named;
     let starts = sandbox.user.is_none() && !sandbox.no_upgrade;
-    if !starts && mountpoints.is_empty() {
+    if !starts && mountpoints.is_empty() && devices.is_empty() {
         return None;
     }
+    let devices = match (&sandbox.user, &sandbox.paths) {
+        (None, None) if has_monitor => Devices::Any,
+        _ => devices.iter().copied().collect::<Option<_>>().map_or(Devices::Any, Devices::Only),
+    };
     let named = mountpoints.iter().map(PathBuf::as_path);
     let allowed = match (&sandbox.user, &sandbox.paths) {
         (None, None) if has_monitor => Allowed::Anywhere,
         (None, Some(paths)) => Allowed::only(named.chain(paths.iter().map(PathBuf::as_path))),
         (Some(_), _) | (None, None) => Allowed::only(named),
     };
-    Spawner::start(starts, &allowed)
+    Spawner::start(starts, &allowed, &devices)
         .inspect_err(|error| log::warn!("live upgrade will not be possible: fork failed: {error}"))
         .ok()
 }
 
-/// Returns the mount points on a command line.
-pub fn mountpoints(steps: &[Step]) -> Vec<PathBuf> {
-    let of = |step: &Step| match &step.action {
-        Action::Export(export) => export.kind.needs().mountpoint.map(Path::to_owned),
-        Action::Object(_)
-        | Action::Blockdev(_)
-        | Action::Chardev(_)
-        | Action::Monitor(_)
-        | Action::NbdServer(_)
-        | Action::Metrics(_) => None,
-    };
-    steps.iter().filter_map(of).collect()
+/// What exports on a command line need of the spawner.
+#[derive(Debug, Default)]
+pub struct Named {
+    /// Mount points.
+    pub mountpoints: Vec<PathBuf>,
+    /// Numbers of ublk devices; `None`: the kernel's choice.
+    pub devices: Vec<Option<u32>>,
+}
+
+impl Named {
+    /// Adds what steps of a command line need.
+    pub fn add(&mut self, steps: &[Step]) {
+        for step in steps {
+            let needs = match &step.action {
+                Action::Export(export) => export.kind.needs(),
+                Action::Object(_)
+                | Action::Blockdev(_)
+                | Action::Chardev(_)
+                | Action::Monitor(_)
+                | Action::NbdServer(_)
+                | Action::Metrics(_) => continue,
+            };
+            self.mountpoints.extend(needs.mountpoint.map(Path::to_owned));
+            self.devices.extend(needs.ublk);
+        }
+    }
+}
+
+/// The ublk devices that the spawner makes, changes and opens.
+#[derive(Debug)]
+pub(crate) enum Devices {
+    /// Any.
+    Any,
+    /// Those of these numbers.
+    Only(Vec<u32>),
+}
+
+impl Devices {
+    fn has(&self, id: u32) -> bool {
+        match self {
+            Devices::Any => true,
+            Devices::Only(ids) => ids.contains(&id),
+        }
+    }
 }
 
 /// Returns whether a command line has a monitor.
@@ -135,7 +177,7 @@ impl Spawner {
     /// # Errors
     ///
     /// As of socketpair(2) and fork(2).
-    fn start(starts: bool, allowed: &Allowed) -> io::Result<Self> {
+    fn start(starts: bool, allowed: &Allowed, devices: &Devices) -> io::Result<Self> {
         // Before the daemon changes its working directory.
         let program = starts.then(Program::of_this_process).transpose()?;
         let flags = SockFlag::SOCK_CLOEXEC;
@@ -165,7 +207,7 @@ impl Spawner {
             }
             ForkResult::Child => {
                 close_all_but(&theirs);
-                let code = i32::from(serve(&theirs, program.as_ref(), allowed).is_err());
+                let code = i32::from(serve(&theirs, program.as_ref(), allowed, devices).is_err());
                 // SAFETY: the daemon's destructors and exit handlers must not run in this process.
                 unsafe { libc::_exit(code) }
             }
@@ -215,6 +257,26 @@ impl Spawner {
         let mut request = vec![UNMOUNT];
         request.extend_from_slice(path.as_os_str().as_encoded_bytes());
         self.place(event_loop, &request).await.map(drop)
+    }
+
+    /// Has a command of ublk carried out, and returns the driver's answer and the file that was opened.
+    async fn ublk(&self, event_loop: &EventLoop, request: &[u8]) -> UblkAnswer {
+        let _turn = self.turn().await;
+        let failed = |error: io::Error| {
+            Failed::Command(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+        };
+        self.ask(request, &[]).map_err(failed)?;
+        let answered = self.answered_within(event_loop, PATIENCE_WITH_UBLK, || self.received());
+        read_answer(answered.await.map_err(failed)?)
+    }
+
+    /// Has a command of ublk carried out, and blocks. The answer that a task waits for is lost.
+    fn ublk_now(&self, request: &[u8]) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        if self.owes.get() {
+            self.received()?;
+        }
+        self.ask(request, &[])?;
+        self.received()
     }
 
     async fn place(
@@ -269,6 +331,15 @@ impl Spawner {
         event_loop: &EventLoop,
         answer: impl Fn() -> io::Result<T>,
     ) -> io::Result<T> {
+        self.answered_within(event_loop, PATIENCE, answer).await
+    }
+
+    async fn answered_within<T>(
+        &self,
+        event_loop: &EventLoop,
+        patience: Duration,
+        answer: impl Fn() -> io::Result<T>,
+    ) -> io::Result<T> {
         let events = PollFlags::POLLIN.bits().cast_unsigned().into();
         let ready = Readiness::new(event_loop, self.socket.clone(), events);
         let answered = async {
@@ -280,7 +351,7 @@ impl Spawner {
                 }
             }
         };
-        let patience = u64::try_from(PATIENCE.as_nanos()).unwrap_or(u64::MAX);
+        let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         let limit = event_loop.sleep_until(event_loop.now_ns() + patience);
         until(answered, limit).await.map_err(|()| late())?
     }
@@ -394,7 +465,12 @@ fn set_command_line(line: &[u8]) -> io::Result<()> {
 }
 
 /// The main loop of the spawner.
-fn serve(socket: &OwnedFd, program: Option<&Program>, allowed: &Allowed) -> io::Result<()> {
+fn serve(
+    socket: &OwnedFd,
+    program: Option<&Program>,
+    allowed: &Allowed,
+    devices: &Devices,
+) -> io::Result<()> {
     // The daemon ignores SIGCHLD. The spawner must not: it waits for its own child.
     // SAFETY: no handler is installed.
     unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl)? };
@@ -423,6 +499,10 @@ fn serve(socket: &OwnedFd, program: Option<&Program>, allowed: &Allowed) -> io::
                 place(socket, request, allowed)?;
                 continue;
             }
+            (request @ [UBLK | UBLK_FILE, ..], _) => {
+                ublk_command(socket, request, devices)?;
+                continue;
+            }
             ([START], Some(program)) => match program.start(received.fds) {
                 Ok(started) => {
                     let pid = started.id().cast_signed();
@@ -446,7 +526,8 @@ fn serve(socket: &OwnedFd, program: Option<&Program>, allowed: &Allowed) -> io::
     }
 }
 
-/// First byte of a successful answer; for a mount, access of other users follows. Otherwise a sentence follows.
+/// First byte of a successful answer; for a mount, access of other users follows, and for ublk a structure. Of a mount
+/// that failed, a sentence follows.
 const MOUNTED: u8 = b'+';
 
 /// Carries out a mount or unmount, and answers.
@@ -475,6 +556,116 @@ fn place(socket: &OwnedFd, request: &[u8], allowed: &Allowed) -> io::Result<()> 
     let fds: Vec<i32> = devices.iter().map(AsRawFd::as_raw_fd).collect();
     send(socket.as_fd(), &[IoSlice::new(&answer)], &fds, MsgFlags::empty())?;
     Ok(())
+}
+
+/// First byte of the answer to a failed command of ublk, if the file of the commands cannot be opened. An errno follows.
+const NOT_OPENED: u8 = b'o';
+/// First byte of the answer to any other failed command of ublk. An errno follows.
+const FAILED: u8 = b'-';
+
+/// Carries out a command of ublk, or opens a device's file, and answers.
+fn ublk_command(socket: &OwnedFd, request: &[u8], devices: &Devices) -> io::Result<()> {
+    let done = match ublk_request(request) {
+        Some((_, order)) if !devices.has(order.id) && !is_of_no_device(&order) => {
+            Err(Failed::Command(Errno::EPERM))
+        }
+        Some((false, order)) => ublk::carry_out(order).map(|memory| (memory, None)),
+        Some((true, order)) => {
+            ublk::open(order.id).map(|file| (Vec::new(), Some(file))).map_err(Failed::Command)
+        }
+        None => Err(Failed::Command(Errno::EINVAL)),
+    };
+    let (answer, file) = match done {
+        Ok((memory, file)) => ([&[MOUNTED], &*memory].concat(), file),
+        Err(failed) => {
+            let kind = if matches!(failed, Failed::Open(_)) { NOT_OPENED } else { FAILED };
+            ([&[kind], (failed.errno() as i32).to_ne_bytes().as_slice()].concat(), None)
+        }
+    };
+    let fds: Vec<i32> = file.iter().map(AsRawFd::as_raw_fd).collect();
+    send(socket.as_fd(), &[IoSlice::new(&answer)], &fds, MsgFlags::empty())?;
+    Ok(())
+}
+
+/// Whether the order asks for the driver's features.
+fn is_of_no_device(order: &Order) -> bool {
+    order.command == UblkCommand::GetFeatures
+}
+
+/// Reads a request of [`UBLK`] or [`UBLK_FILE`], and whether it is the latter. `None`: it is malformed.
+fn ublk_request(request: &[u8]) -> Option<(bool, Order)> {
+    let (kind, rest) = request.split_first()?;
+    let (number, rest) = rest.split_first()?;
+    let (id, rest) = rest.split_first_chunk()?;
+    let (data, memory) = rest.split_first_chunk()?;
+    let order = Order {
+        command: UblkCommand::of(*number)?,
+        id: u32::from_ne_bytes(*id),
+        data: u64::from_ne_bytes(*data),
+        memory: memory.to_vec(),
+    };
+    Some((*kind == UBLK_FILE, order))
+}
+
+/// The driver's answer, and the file that was opened.
+type UblkAnswer = Result<(Vec<u8>, Vec<OwnedFd>), Failed>;
+
+/// Reads the spawner's answer to a command of ublk.
+fn read_answer((answer, fds): (Vec<u8>, Vec<OwnedFd>)) -> UblkAnswer {
+    let errno = |bytes: &[u8]| {
+        bytes.first_chunk().map_or(Errno::EIO, |bytes| Errno::from_raw(i32::from_ne_bytes(*bytes)))
+    };
+    match answer.split_first() {
+        Some((&MOUNTED, memory)) => Ok((memory.to_vec(), fds)),
+        Some((&NOT_OPENED, why)) => Err(Failed::Open(errno(why))),
+        Some((_, why)) => Err(Failed::Command(errno(why))),
+        None => Err(Failed::Command(Errno::EPIPE)),
+    }
+}
+
+/// Has the spawner carry out commands of ublk, for a daemon that is confined.
+pub(crate) struct BySpawner {
+    pub(crate) spawner: Rc<Spawner>,
+    pub(crate) event_loop: EventLoop,
+}
+
+impl BySpawner {
+    /// Carries out the request in a task of its own: the spawner's answer is received even if the caller gives up.
+    fn ask(&self, kind: u8, order: &Order) -> ublk::Later<UblkAnswer> {
+        let (id, data) = (order.id.to_ne_bytes(), order.data.to_ne_bytes());
+        let request = [&[kind, order.command as u8], &id[..], &data[..], &order.memory].concat();
+        let (spawner, event_loop) = (self.spawner.clone(), self.event_loop.clone());
+        let asked = self.event_loop.spawn(async move { spawner.ublk(&event_loop, &request).await });
+        Box::pin(async move {
+            let gone = |_| Err(Failed::Command(Errno::ECANCELED));
+            asked.await.unwrap_or_else(gone)
+        })
+    }
+}
+
+impl Control for BySpawner {
+    fn command(&self, order: Order) -> ublk::Later<Outcome> {
+        let asked = self.ask(UBLK, &order);
+        Box::pin(async move { Ok(asked.await?.0) })
+    }
+
+    fn command_now(&self, order: Order) -> Outcome {
+        let (id, data) = (order.id.to_ne_bytes(), order.data.to_ne_bytes());
+        let request = [&[UBLK, order.command as u8], &id[..], &data[..], &order.memory].concat();
+        let answer = self.spawner.ublk_now(&request).map_err(|error| {
+            Failed::Command(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+        })?;
+        Ok(read_answer(answer)?.0)
+    }
+
+    fn open(&self, id: u32) -> ublk::Later<Result<OwnedFd, Errno>> {
+        let order = Order { command: UblkCommand::GetInfo, id, data: 0, memory: Vec::new() };
+        let asked = self.ask(UBLK_FILE, &order);
+        Box::pin(async move {
+            let (_, mut fds) = asked.await.map_err(Failed::errno)?;
+            fds.pop().ok_or(Errno::EPROTO)
+        })
+    }
 }
 
 /// The program to start.

@@ -79,6 +79,8 @@ impl BlockingOp {
                     let file = unsafe { BorrowedFd::borrow_raw(self.fd) };
                     (call.run)(file, offset, len, &mut self.memory())
                 }
+                // Not reached: commands need a ring.
+                IoOp::Command { .. } => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
                 IoOp::Read { .. }
                 | IoOp::Write { .. }
                 | IoOp::Fsync { .. }
@@ -126,7 +128,7 @@ impl BlockingOp {
                     libc::fallocate(self.fd, mode, off(offset), off(len)) as isize
                 }
                 // Handled by `run`.
-                IoOp::Call { .. } => 0,
+                IoOp::Call { .. } | IoOp::Command { .. } => 0,
             }
         }
     }

@@ -304,7 +304,8 @@ impl EventLoop {
     /// cannot do, and what was meant for io_uring on a loop without. If [`Engine::Native`] is unavailable,
     /// the completion has the errno. The loop keeps file and memory until the completion, whatever the
     /// caller drops (memory contract). Once the loop is [shutting down](Self::shut_down), operations complete
-    /// with `-ECANCELED`. An offset beyond 2^63 - 1 completes with `-EINVAL`.
+    /// with `-ECANCELED`. An offset beyond 2^63 - 1 completes with `-EINVAL`, and so does a command whose memory is
+    /// too small. Commands complete with `-EOPNOTSUPP` if the loop has no io_uring.
     pub fn submit(
         &self,
         file: &LoopFile,
@@ -319,6 +320,12 @@ impl EventLoop {
             _ if self.0.closing.get() => Some(libc::ECANCELED),
             // preadv2(2) takes -1 for the file's own position.
             IoOp::Read { offset } | IoOp::Write { offset, .. } if offset > i64::MAX as u64 => {
+                Some(libc::EINVAL)
+            }
+            IoOp::Command { .. } if !by_ring => Some(libc::EOPNOTSUPP),
+            IoOp::Command { command, .. }
+                if bufs.iovecs().first().map_or(0, |segment| segment.iov_len) < command.reach =>
+            {
                 Some(libc::EINVAL)
             }
             _ => None,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 pub use crate::blocking::CallMemory;
 use crate::buf::IoBufs;
+pub use crate::ring::DeviceCommand;
 
 /// An operation on a [`LoopFile`].
 ///
@@ -43,6 +44,16 @@ pub enum IoOp {
         offset: u64,
         /// Bytes.
         len: u64,
+    },
+    /// A command that the loop does not know, to the file's driver. Carried out by io_uring only.
+    ///
+    /// It may stay in flight for any time. [`EventLoop::cancel`](crate::EventLoop::cancel) does not end it, and the
+    /// loop's end waits for it: its driver has to complete it.
+    Command {
+        /// The command.
+        command: DeviceCommand,
+        /// The first 8 bytes of the command, in native byte order. The address of the first segment follows.
+        head: u64,
     },
     /// A call that the loop does not know, on a range of the file. Always carried out by a pool thread.
     Call {

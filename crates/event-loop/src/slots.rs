@@ -37,6 +37,11 @@ impl InFlight {
                 return Some(RingOp::Fallocate { file, mode, offset, len });
             }
             IoOp::Call { .. } => return None,
+            IoOp::Command { command, head } => {
+                let first = self.bufs.iovecs().first();
+                let address = first.map_or(std::ptr::null_mut(), |segment| segment.iov_base);
+                return Some(RingOp::Command { file, code: command.code, head, address });
+            }
         };
         let socket = self.file.0.is_socket;
         let rw_flags = if dsync { libc::RWF_DSYNC } else { 0 };

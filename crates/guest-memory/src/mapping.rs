@@ -60,12 +60,31 @@ mod calls {
             offset: libc::off_t,
             page: usize,
         ) -> io::Result<Mapping> {
+            Self::with(fd, len, offset, page, libc::PROT_READ | libc::PROT_WRITE)
+        }
+
+        /// Maps `len` bytes of a device file from `offset` on, for reading alone. Both are multiples of the page size.
+        pub(crate) fn read_only(
+            fd: &OwnedFd,
+            len: usize,
+            offset: libc::off_t,
+        ) -> io::Result<Mapping> {
+            Self::with(fd, len, offset, 4096, libc::PROT_READ)
+        }
+
+        fn with(
+            fd: &OwnedFd,
+            len: usize,
+            offset: libc::off_t,
+            page: usize,
+            protection: i32,
+        ) -> io::Result<Mapping> {
             // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
             let at = unsafe {
                 libc::mmap(
                     std::ptr::null_mut(),
                     len,
-                    libc::PROT_READ | libc::PROT_WRITE,
+                    protection,
                     libc::MAP_SHARED | libc::MAP_NORESERVE,
                     fd.as_raw_fd(),
                     offset,
@@ -154,6 +173,10 @@ mod calls {
             let at = unsafe { alloc_zeroed(layout) };
             let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
             Ok(Mapping { at, len, page })
+        }
+
+        pub(crate) fn read_only(fd: &OwnedFd, len: usize, _: libc::off_t) -> io::Result<Mapping> {
+            Self::new(fd, len, 0, PAGE)
         }
 
         pub(crate) fn advise(&self, _: usize, _: usize, _: i32) -> io::Result<()> {

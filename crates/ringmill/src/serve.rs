@@ -20,8 +20,9 @@ use daemon::{confinement, spawner};
 /// Serves the image until a signal comes.
 pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     let mut environment = Environment::of_environment(None)?;
-    let mountpoints: Vec<_> = options.mount.iter().map(|mount| mount.mountpoint.clone()).collect();
-    let spawner = spawner::start(&options.sandbox, &mountpoints, false);
+    let mountpoints = options.mount.iter().map(|mount| mount.mountpoint.clone()).collect();
+    let named = spawner::Named { mountpoints, ..spawner::Named::default() };
+    let spawner = spawner::start(&options.sandbox, &named, false);
     trace::start(&options.trace)?;
     let Found { kind, format, made } = find_or_make(options)?;
     let steps = options.steps(kind, format);

@@ -40,12 +40,13 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
     }
     let mut environment = Environment::of_environment(parent)?;
     let kept = options.state.as_deref().map(|path| keep(path, &options)).transpose()?;
-    let mut mountpoints = spawner::mountpoints(&options.steps);
+    let mut named = spawner::Named::default();
+    named.add(&options.steps);
     if let Some((_, merged)) = &kept {
-        mountpoints.extend(spawner::mountpoints(&merged.kept));
+        named.add(&merged.kept);
     }
     let has_monitor = spawner::has_monitor(&options.steps);
-    let spawner = spawner::start(&options.sandbox, &mountpoints, has_monitor);
+    let spawner = spawner::start(&options.sandbox, &named, has_monitor);
     trace::start(&options.trace)?;
     let begun = |kept: Option<Kept<'_>>, steps: &[Step]| {
         confinement::begin(&options.sandbox, steps, options.pidfile.as_deref(), kept)

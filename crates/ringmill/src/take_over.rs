@@ -3,7 +3,6 @@
 use std::cell::OnceCell;
 use std::env;
 use std::iter;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
 
@@ -21,8 +20,8 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
     daemon::raise_limit();
     // Before there is anything that its copy would keep.
     let sandbox = sandbox_options();
-    let (mountpoints, has_monitor) = mountpoints();
-    let start = |sandbox| spawner::start(sandbox, &mountpoints, has_monitor);
+    let (named, has_monitor) = named();
+    let start = |sandbox| spawner::start(sandbox, &named, has_monitor);
     let spawner = sandbox.as_ref().ok().and_then(start);
     let mut taken = daemon::receive()?;
     let (state, detached) = (taken.state.take(), taken.detached);
@@ -107,17 +106,20 @@ fn sandbox_options() -> Result<SandboxOptions, DaemonError> {
     }
 }
 
-/// The mount points of the first daemon's command line, and whether it has a monitor.
-fn mountpoints() -> (Vec<PathBuf>, bool) {
+/// What exports on the first daemon's command line need of the spawner, and whether it has a monitor.
+fn named() -> (spawner::Named, bool) {
+    let mut named = spawner::Named::default();
     match first() {
         Ok(Command::StorageDaemon(options)) => {
-            (spawner::mountpoints(&options.steps), spawner::has_monitor(&options.steps))
+            named.add(&options.steps);
+            (named, spawner::has_monitor(&options.steps))
         }
         Ok(Command::Serve(options)) => {
-            (options.mount.into_iter().map(|mount| mount.mountpoint).collect(), false)
+            named.mountpoints.extend(options.mount.into_iter().map(|mount| mount.mountpoint));
+            (named, false)
         }
         // As above.
-        Ok(_) | Err(_) => (Vec::new(), false),
+        Ok(_) | Err(_) => (named, false),
     }
 }
 

@@ -221,7 +221,9 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, "tls-hostname") => one(json!("localhost")),
         (_, "tls-authz") => one(json!("authz0")),
         (_, "sector") => one(json!(0)),
-        (_, "num-queues" | "poll-grow" | "poll-shrink" | "poll-weight") => one(json!(2)),
+        (_, "num-queues" | "queue-size" | "poll-grow" | "poll-shrink" | "poll-weight") => {
+            one(json!(2))
+        }
         (_, "max-memory") => one(json!(1u64 << 30)),
         (_, "logical-block-size" | "l2-cache-entry-size" | "max-transfer") => one(json!(4096)),
         (_, "align" | "offset" | "opt-write-zero" | "opt-discard") => one(json!(512)),

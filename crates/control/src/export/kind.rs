@@ -79,6 +79,8 @@ pub enum Address {
     Nbd(String),
     /// A file that is mounted over.
     Mountpoint(PathBuf),
+    /// A ublk device's number. `None`: the kernel's choice, which no two share.
+    Ublk(Option<u32>),
 }
 
 impl Address {
@@ -90,6 +92,10 @@ impl Address {
             }
             Address::Mountpoint(path) => {
                 OptionError::new(format!("There already is a FUSE export on '{}'", path.display()))
+            }
+            Address::Ublk(number) => {
+                let number = number.map_or_else(String::new, |number| number.to_string());
+                OptionError::new(format!("Export '{id}' has dev-id={number}"))
             }
             Address::Path(_) | Address::Fd(_) => {
                 OptionError::new(format!("Export '{id}' has the same address"))
@@ -108,4 +114,6 @@ pub struct ExportNeeds<'a> {
     pub pins_memory: bool,
     /// A file that the helper process mounts over.
     pub mountpoint: Option<&'a Path>,
+    /// A ublk device, by its number. The number `None` is the kernel's choice.
+    pub ublk: Option<Option<u32>>,
 }

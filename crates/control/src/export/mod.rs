@@ -7,12 +7,14 @@ mod fuse;
 mod kind;
 mod nbd;
 mod on_error;
+mod ublk;
 mod vfio_user;
 mod vhost_user;
 
 pub use fuse::{AllowOther, FuseOptions};
 pub use kind::{Address, ExportNeeds, ExportType, MoreNodes, SizeUse};
 pub use nbd::{BitmapRef, NbdOptions};
+pub use ublk::UblkOptions;
 pub(crate) use vfio_user::MAX_NVME_QUEUES;
 pub use vfio_user::{AhciOptions, Doorbells, NvmeOptions};
 pub use vhost_user::{Addr, MAX_QUEUES, ScsiOptions, VhostUserOptions};
@@ -61,6 +63,8 @@ pub enum ExportKind {
     Nbd(NbdOptions),
     /// `fuse`: a file.
     Fuse(FuseOptions),
+    /// `ublk`: a block device of the host.
+    Ublk(UblkOptions),
     /// `vfio-user-ahci`: an AHCI controller of another process.
     VfioUserAhci(AhciOptions),
     /// `vfio-user-nvme`: an NVMe controller of another process. `node-name` is namespace 1's.
@@ -76,6 +80,7 @@ impl Deref for ExportKind {
             ExportKind::VhostUserScsi(options) => options,
             ExportKind::Nbd(options) => options,
             ExportKind::Fuse(options) => options,
+            ExportKind::Ublk(options) => options,
             ExportKind::VfioUserAhci(options) => options,
             ExportKind::VfioUserNvme(options) => options,
         }
@@ -107,6 +112,7 @@ pub(crate) struct Draft {
     nodes: Vec<String>,
     nbd: nbd::NbdDraft,
     fuse: FuseOptions,
+    ublk: ublk::UblkDraft,
     serial: Option<String>,
     /// Of `vfio-user-nvme`.
     doorbells: Doorbells,
@@ -159,6 +165,13 @@ static TYPES: &[Type] = &[
         example: "fuse,id=e,node-name=disk0,mountpoint=/run/disk0.img,writable=on,growable=on",
         fields: fuse::FUSE,
         kind: |draft| Ok(ExportKind::Fuse(std::mem::take(&mut draft.fuse))),
+    },
+    Type {
+        name: "ublk",
+        help: "a block device of this machine, /dev/ublkb<n>",
+        example: "ublk,id=e,node-name=disk0,writable=on,dev-id=0,num-queues=2,iothread.0=io0,iothread.1=io1",
+        fields: ublk::UBLK,
+        kind: |draft| Ok(ExportKind::Ublk(ublk::finish(draft)?)),
     },
     Type {
         name: "vfio-user-ahci",

@@ -101,7 +101,7 @@ impl ExportType for VhostUserOptions {
             Addr::Unix { path } => Some(path.as_path()),
             Addr::Fd { .. } => None,
         };
-        ExportNeeds { socket, pins_memory: self.pin_memory, mountpoint: None }
+        ExportNeeds { socket, pins_memory: self.pin_memory, ..ExportNeeds::default() }
     }
 
     fn size_use(&self) -> SizeUse {

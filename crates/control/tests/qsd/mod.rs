@@ -75,7 +75,7 @@ fn differences_from_qsd() {
     assert_eq!(
         error.hint.as_deref(),
         Some(
-            "Known values of 'type': vhost-user-blk, vhost-user-scsi, nbd, fuse, vfio-user-ahci, vfio-user-nvme"
+            "Known values of 'type': vhost-user-blk, vhost-user-scsi, nbd, fuse, ublk, vfio-user-ahci, vfio-user-nvme"
         )
     );
     let nbd =

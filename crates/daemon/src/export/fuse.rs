@@ -49,6 +49,12 @@ impl Running for Fuse {
         })
     }
 
+    fn device(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn spare_nobody(&self) {}
+
     fn queue_stats(&self) -> &[Arc<QueueStats>] {
         self.export.queue_stats()
     }

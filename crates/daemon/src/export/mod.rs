@@ -2,9 +2,11 @@
 
 mod fuse;
 mod nbd;
+mod ublk;
 mod vfio_user;
 mod vhost_user;
 
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -35,6 +37,12 @@ pub(super) trait Running {
 
     /// Completes when disconnected clients no longer count as users.
     fn hung_up_are_gone(&self) -> Later<()>;
+
+    /// The path of the host's block device, if the export is one.
+    fn device(&self) -> Option<PathBuf>;
+
+    /// `block-export-del` with `mode=hard`: [`stop`](Self::stop) follows, and disregards users.
+    fn spare_nobody(&self);
 
     /// The counters of its queues or threads.
     fn queue_stats(&self) -> &[Arc<QueueStats>];
@@ -108,6 +116,7 @@ impl Daemon {
             ExportKind::VhostUserScsi(own) => self.start_scsi(options, own, policy).await,
             ExportKind::Nbd(own) => self.start_nbd(options, own).await,
             ExportKind::Fuse(own) => self.start_fuse(options, own).await,
+            ExportKind::Ublk(own) => self.start_ublk(options, own).await,
             ExportKind::VfioUserAhci(own) => self.start_ahci(options, own).await,
             ExportKind::VfioUserNvme(own) => self.start_nvme(options, own).await,
         }

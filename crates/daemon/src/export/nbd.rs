@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::future::ready;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use control::{ExportOptions, NbdOptions};
@@ -27,6 +28,12 @@ impl Running for Nbd {
     fn hung_up_are_gone(&self) -> Later<()> {
         Box::pin(self.export.hung_up_are_gone())
     }
+
+    fn device(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn spare_nobody(&self) {}
 
     fn queue_stats(&self) -> &[Arc<QueueStats>] {
         self.export.queue_stats()

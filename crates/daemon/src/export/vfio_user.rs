@@ -1,6 +1,7 @@
 //! Exports over vfio-user.
 
 use std::future::ready;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use control::{Addr, AhciOptions, Doorbells, ExportOptions, NvmeOptions};
@@ -21,6 +22,12 @@ impl Running for VfioUserExport {
     fn hung_up_are_gone(&self) -> Later<()> {
         Box::pin(ready(()))
     }
+
+    fn device(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn spare_nobody(&self) {}
 
     fn queue_stats(&self) -> &[Arc<QueueStats>] {
         self.queue_stats()

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::future::ready;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::policy::ErrorPolicy;
@@ -29,6 +30,12 @@ impl Running for VhostUser {
     fn hung_up_are_gone(&self) -> Later<()> {
         Box::pin(ready(()))
     }
+
+    fn device(&self) -> Option<PathBuf> {
+        None
+    }
+
+    fn spare_nobody(&self) {}
 
     fn queue_stats(&self) -> &[Arc<QueueStats>] {
         self.export.queue_stats()

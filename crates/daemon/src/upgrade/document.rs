@@ -153,6 +153,11 @@ impl Collected {
         json!({"owner": owner, "opens": opens})
     }
 
+    /// Adds the number of a ublk device.
+    pub(crate) fn ublk(dev_id: u32) -> Json {
+        json!({"dev-id": dev_id})
+    }
+
     /// Adds the state of an export's rings.
     pub fn rings(&mut self, rings: SavedRings) -> Json {
         json!({"messages": self.messages(rings.messages), "device": rings.device})
@@ -235,6 +240,15 @@ impl Document {
         let owner = list(&state["owner"])?.iter().map(number).collect::<Result<Vec<_>, _>>()?;
         let owner = owner.try_into().map_err(|_| "no mode, owner and group")?;
         Ok((owner, number(&state["opens"])?))
+    }
+
+    /// Takes what [`Collected::ublk`] added.
+    ///
+    /// # Errors
+    ///
+    /// The document is malformed.
+    pub(crate) fn ublk(state: &Json) -> Result<u32, String> {
+        number(&state["dev-id"])
     }
 
     /// Takes what [`Collected::messages`] added.

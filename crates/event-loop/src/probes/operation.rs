@@ -46,6 +46,7 @@ impl RingOp {
             RingOp::RwVectored { write: true, .. } => opcode::Writev::CODE,
             RingOp::Fsync { .. } => opcode::Fsync::CODE,
             RingOp::Fallocate { .. } => opcode::Fallocate::CODE,
+            RingOp::Command { .. } => opcode::UringCmd16::CODE,
             RingOp::PollAdd { .. } => opcode::PollAdd::CODE,
             RingOp::PollRemove { .. } | RingOp::Cancel { .. } => opcode::AsyncCancel::CODE,
         }

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod buffers;
+mod command;
 pub(crate) mod epoll;
 mod messages;
 mod now;
@@ -20,6 +21,7 @@ mod workers;
 use std::io;
 use std::os::fd::RawFd;
 
+pub use command::{DeviceCommand, command_and_wait};
 pub use now::{read_now, write_now};
 pub(crate) use socket::send_now;
 
@@ -82,6 +84,17 @@ pub enum RingOp {
         offset: u64,
         /// Bytes.
         len: u64,
+    },
+    /// A command to a file's driver: `IORING_OP_URING_CMD`, with 16 bytes of its own.
+    Command {
+        /// The file.
+        file: RingFile,
+        /// The driver's number of the command.
+        code: u32,
+        /// The first 8 bytes, in native byte order.
+        head: u64,
+        /// The other 8 bytes: an address.
+        address: *mut libc::c_void,
     },
     /// Completes when `fd` becomes ready: once, or (multishot) each time it becomes ready.
     PollAdd {

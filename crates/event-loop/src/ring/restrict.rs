@@ -31,6 +31,9 @@ const OPERATIONS: [u8; 13] = [
 /// Further operations, if the kernel supports them: it refuses a list with unknown operations.
 const VECTORED_FIXED: [u8; 2] = [opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE];
 
+/// Another such operation (Linux 5.19). It reaches only drivers of files that are open.
+const COMMAND: u8 = opcode::UringCmd16::CODE;
+
 /// `IORING_REGISTER_*` operations needed while the ring is in use.
 const REGISTERING: [u8; 3] = [
     // FILES_UPDATE sets entries of the table of files. The table itself is registered before the restriction.
@@ -41,10 +44,13 @@ const REGISTERING: [u8; 3] = [
 
 /// Restricts a ring created with `IORING_SETUP_R_DISABLED`, then enables it. The calling thread becomes its
 /// single issuer, if the ring has one.
-pub(super) fn restrict(ring: &IoUring, vectored_fixed: bool) -> io::Result<()> {
+pub(super) fn restrict(ring: &IoUring, vectored_fixed: bool, commands: bool) -> io::Result<()> {
     let mut list: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
     if vectored_fixed {
         list.extend(VECTORED_FIXED.map(Restriction::sqe_op));
+    }
+    if commands {
+        list.push(Restriction::sqe_op(COMMAND));
     }
     list.push(Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits()));
     list.extend(REGISTERING.map(Restriction::register_op));

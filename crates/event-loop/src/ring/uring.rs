@@ -102,7 +102,8 @@ impl UringRing {
             && probe.is_supported(opcode::ReadvFixed::CODE)
             && probe.is_supported(opcode::WritevFixed::CODE);
         if flags.restricted {
-            restrict(&ring, vectored_fixed).map_err(Refused::Restrictions)?;
+            let commands = probed && probe.is_supported(opcode::UringCmd16::CODE);
+            restrict(&ring, vectored_fixed, commands).map_err(Refused::Restrictions)?;
         }
         let defers = flags.task_run == TaskRun::Defer;
         let max_queued = entries.max(1) as usize;
@@ -214,6 +215,13 @@ fn entry(op: &RingOp, headers: &mut MessageHeaders) -> squeue::Entry {
         }
         RingOp::Fallocate { file, mode, offset, len } => {
             with_file!(file, |fd| opcode::Fallocate::new(fd, len).offset(offset).mode(mode).build())
+        }
+        RingOp::Command { file, code, head, address } => {
+            let mut bytes = [0; 16];
+            let (first, last) = bytes.split_at_mut(8);
+            first.copy_from_slice(&head.to_ne_bytes());
+            last.copy_from_slice(&(address.expose_provenance() as u64).to_ne_bytes());
+            with_file!(file, |fd| opcode::UringCmd16::new(fd, code).cmd(bytes).build())
         }
         RingOp::PollAdd { fd, events, multishot } => {
             opcode::PollAdd::new(types::Fd(fd), events).multi(multishot).build()
@@ -381,7 +389,7 @@ impl UringRing {
     }
 
     pub(super) fn restrict_again(&self) -> io::Result<()> {
-        restrict(&self.ring, false)
+        restrict(&self.ring, false, false)
     }
 }
 

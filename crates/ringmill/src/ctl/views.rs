@@ -56,6 +56,7 @@ static VIEWS: &[(&str, &[Column])] = &[
             column("type", "type"),
             column("node", "node-name"),
             column("luns", "luns"),
+            column("device", "device"),
             column("io-status", "io-status"),
             column("ending", "shutting-down"),
         ],
@@ -374,8 +375,11 @@ mod tests {
                         e0      nbd              n     -     -          no\n\
                         e1      vhost-user-scsi  a     a,b   nospace    no\n";
         assert_eq!(show("query-block-exports", &json!([nbd, scsi])), expected);
+        let ublk = json!({"id": "e2", "type": "ublk", "node-name": "n", "device": "/dev/ublkb0"});
+        let expected = "EXPORT  TYPE  NODE  DEVICE\ne2      ublk  n     /dev/ublkb0\n";
+        assert_eq!(show("query-block-exports", &json!([ublk])), expected);
         // An empty list is shown as a heading if the columns are known.
-        let heading = "EXPORT  TYPE  NODE  LUNS  IO-STATUS  ENDING\n";
+        let heading = "EXPORT  TYPE  NODE  LUNS  DEVICE  IO-STATUS  ENDING\n";
         assert_eq!(show("query-block-exports", &json!([])), heading);
         assert_eq!(show("query-of-another-daemon", &json!([])), "");
     }

@@ -13,6 +13,7 @@ pub(super) fn name(op: IoOp) -> &'static CStr {
         IoOp::Fsync { data_only: true } => c"fdatasync",
         IoOp::Fallocate { .. } => c"fallocate",
         IoOp::Call { call, .. } => call.name,
+        IoOp::Command { .. } => c"command",
     }
 }
 
@@ -20,7 +21,7 @@ pub(super) fn name(op: IoOp) -> &'static CStr {
 pub(super) fn range(op: IoOp, len: u64) -> (u64, u64) {
     match op {
         IoOp::Read { offset } | IoOp::Write { offset, .. } => (offset, len),
-        IoOp::Fsync { .. } => (0, 0),
+        IoOp::Fsync { .. } | IoOp::Command { .. } => (0, 0),
         IoOp::Fallocate { offset, len, .. } | IoOp::Call { offset, len, .. } => (offset, len),
     }
 }

@@ -30,6 +30,9 @@ fn export_info(export: ExportInfo<'_>) -> Json {
     if let Some((list, nodes)) = export.list {
         info[list] = nodes.into();
     }
+    if let Some(device) = export.device {
+        info["device"] = device.to_string_lossy().into();
+    }
     if let Some(status) = export.io_status {
         info["io-status"] = match status {
             IoStatus::Ok => "ok",
@@ -63,6 +66,7 @@ static EXPORT_INFO: &[Member] = &[
         Reply::List(&Reply::Text),
         "the block nodes of its namespaces, number 1 first; of vfio-user-nvme only",
     ),
+    Member::optional("device", Reply::Text, "the path of the block device; of ublk only"),
     Member::new("shutting-down", Reply::Bool, "it is ending"),
     Member::optional(
         "io-status",

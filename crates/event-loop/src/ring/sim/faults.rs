@@ -252,6 +252,8 @@ pub(super) fn describe(op: &RingOp) -> Option<(SimOp, RingFile)> {
         RingOp::Fallocate { file, mode, offset, len } => {
             (SimOp::Fallocate { mode, offset, len }, file)
         }
+        // A command reaches no file of the simulation.
+        RingOp::Command { .. } => return None,
         RingOp::PollAdd { .. } | RingOp::PollRemove { .. } | RingOp::Cancel { .. } => return None,
     })
 }
