@@ -11,7 +11,8 @@ use common::peers::Peers;
 use integration::nbd::{client_output, nbd_export, nbd_server, nbd_uri};
 use integration::tls::{Authority, NOW};
 use integration::{
-    Image, Port, Qmp, Scratch, Server, ServerCommand, eventually, repository, tied_command, tool,
+    BlkClient, Image, Port, Qmp, Scratch, Server, ServerCommand, eventually, repository, request,
+    tied_command, tool,
 };
 use serde_json::{Value, json};
 
@@ -326,4 +327,62 @@ fn what_the_header_of_an_image_names_is_not_opened() {
     qmp.execute("blockdev-add", over);
     qmp.execute("quit", json!({}));
     assert!(server.wait().success());
+}
+
+/// `serve URL --overlay FILE`: what is written and what was read is in the overlay.
+#[test]
+fn a_disk_is_served_from_a_url_with_an_overlay() {
+    let web = Scratch::new();
+    let nginx = Nginx::new(&web);
+    let scratch = Scratch::new();
+    let raw = fs::read(nginx.image()).expect("the image");
+    let template = web.path("web/disk.qcow2").display().to_string();
+    client_output(
+        &scratch,
+        "qemu-img",
+        &["convert", "-f", "raw", "-O", "qcow2", &nginx.image(), &template],
+    );
+    let serve = |url: String, overlay: Option<&str>| {
+        let path = |name: &str| scratch.path(name).display().to_string();
+        let command = ServerCommand::other_command(&scratch, "serve").arg(url);
+        let mut command = command.arg("--socket").arg(path("disk.sock"));
+        if let Some(overlay) = overlay {
+            command = command.arg("--overlay").arg(path(overlay));
+        }
+        command.start()
+    };
+    let connect = || BlkClient::connect(&scratch.path("disk.sock"), 1, 8).expect("it serves");
+    for (name, overlay) in [("disk.qcow2", "one.qcow2"), ("disk.img", "two.qcow2")] {
+        let mut server = serve(nginx.url(&format!("/{name}?signature=5ec3e7")), Some(overlay));
+        let mut client = connect();
+        let sectors = client.config().expect("a configuration").capacity;
+        assert_eq!(u64::from(sectors) * 512, raw.len().next_multiple_of(512) as u64);
+        assert!(client.read(2048, 4096) == raw[1 << 20..][..4096], "{name}");
+        client.write(0, &[9; 512]);
+        assert!(client.read(1, 512) == raw[512..1024], "{name}");
+        drop(client);
+        server.upgrade();
+        let mut client = connect();
+        assert!(client.read(0, 512) == [9; 512] && client.read(1, 512) == raw[512..1024]);
+        drop(client);
+        assert!(server.log().contains("an overlay of http://localhost:"), "{}", server.log());
+        assert!(!server.log().contains("5ec3e7"), "{}", server.log());
+        server.stop();
+        // What was read is there, without the server.
+        let overlay = scratch.path(overlay).display().to_string();
+        let read = format!("read -P {} 1M 1", raw[1 << 20]);
+        let image = format!("driver=qcow2,file.driver=file,file.filename={overlay}");
+        client_output(&scratch, "qemu-io", &["-r", "-c", &read, "--image-opts", &image]);
+        // The overlay is used again.
+        let server = serve(nginx.url(&format!("/{name}")), Some(&overlay));
+        assert!(connect().read(0, 512) == [9; 512]);
+        assert!(server.log().contains("Opened"), "{}", server.log());
+        server.stop();
+    }
+    let server = serve(nginx.url("/disk.img"), None);
+    let mut client = connect();
+    assert!(client.read(2048, 4096) == raw[1 << 20..][..4096]);
+    assert_eq!(client.call(request::OUT, 0, &[1; 512], 0).status, 1, "VIRTIO_BLK_S_IOERR");
+    drop(client);
+    server.stop();
 }

@@ -39,6 +39,7 @@ pub use amend::{AmendContext, AmendKind, Amending, Amendment};
 pub use connections::{ConnectContext, Connections, Credentials};
 pub use create::{Blocking, CreateContext, CreateKind, Creating, NewImage, OnThread};
 pub use drivers::KeySlots;
+pub use drivers::http::probe::probe_url;
 pub use drivers::qcow2::{
     CheckFailure, Checked, CreateQcow2, Damage, DirtyImage, JournalState, LeftJournal, Repair,
     check_qcow2, create_qcow2, create_qcow2_beside, left_journals, remove_left_journal,

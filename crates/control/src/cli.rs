@@ -94,7 +94,7 @@ static SERVE: Subcommand = Subcommand {
     name: "serve",
     usage: "<image> [options]",
     help: "serve one disk image to a virtual machine",
-    about: "Serves a disk image, a file or a block device, over vhost-user-blk.",
+    about: "Serves a disk image, a file, a block device or a URL, over vhost-user-blk.",
     options: || erased(serve::OPTIONS),
     examples: &[
         ("ringmill serve disk.img --size 10G", "a disk of 10 GiB, made when it is missing"),
@@ -105,6 +105,10 @@ static SERVE: Subcommand = Subcommand {
         (
             "ringmill serve /dev/vg/disk --socket /run/disk.sock --queues 4 --iothreads 2",
             "a block device, to a guest with 4 vCPUs, by two threads",
+        ),
+        (
+            "ringmill serve https://example.org/disk.qcow2 --overlay vm1.qcow2",
+            "an image on a web server; writes and what is read go to vm1.qcow2",
         ),
     ],
     read: |_, parser| serve(parser),

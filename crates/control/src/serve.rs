@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use block::options::{
-    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, Discard, Driver, FileOptions, ImageDraft,
-    Locking, NodeDraft, Qcow2Options, RawOptions,
+    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, Discard, Driver, FileOptions, HttpOptions,
+    ImageDraft, Locking, NodeDraft, Qcow2Options, RawOptions, is_url,
 };
 
 use crate::address::check_socket_path;
@@ -36,8 +36,12 @@ const MAX_IOTHREADS: i64 = 64;
 /// Options of `serve`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeOptions {
-    /// The image: a file or a block device.
+    /// The image: a file, a block device or a URL.
     pub image: PathBuf,
+    /// Of an image on a web server: where that is.
+    pub web: Option<HttpOptions>,
+    /// `--overlay`: the image that has the writes, above one on a web server.
+    pub overlay: Option<PathBuf>,
     /// `--format`. `None`: detected from the image's header, or from the name of a new image.
     pub format: Option<ServeFormat>,
     /// `--size`: make the image with this many bytes when it is missing. A multiple of 512.
@@ -153,6 +157,8 @@ impl ServeOptions {
     fn new(image: PathBuf) -> Self {
         Self {
             image,
+            web: None,
+            overlay: None,
             format: None,
             size: None,
             mount: None,
@@ -177,15 +183,22 @@ impl ServeOptions {
         }
     }
 
+    /// Returns the image's name for messages.
+    pub fn shown(&self) -> String {
+        self.web.as_ref().map_or_else(|| self.image.display().to_string(), HttpOptions::shown)
+    }
+
     /// Returns what to create, as the steps of a QSD command line.
     pub fn steps(&self, kind: ImageKind, format: ServeFormat) -> Vec<Step> {
         let iothreads: Vec<String> = (0..self.iothreads).map(|n| format!("io{n}")).collect();
         let file =
             FileOptions { filename: self.image.clone(), aio: self.aio, locking: self.locking };
-        let driver = match kind {
-            ImageKind::File => Driver::file(file),
-            ImageKind::BlockDevice => Driver::host_device(file),
+        let driver = match (&self.web, kind) {
+            (Some(web), _) => web.clone().driver(),
+            (None, ImageKind::File) => Driver::file(file.clone()),
+            (None, ImageKind::BlockDevice) => Driver::host_device(file.clone()),
         };
+        let is_template = self.overlay.is_some();
         let common = |name, driver| BlockdevOptions {
             read_only: self.read_only,
             discard: self.discard,
@@ -195,26 +208,43 @@ impl ServeOptions {
             },
             ..BlockdevOptions::new(name, driver)
         };
-        let below = |driver| BlockdevRef::Inline(Box::new(common(None, driver)));
-        let driver = match format {
-            ServeFormat::Qcow2 => Driver::from(Qcow2Options {
-                file: below(driver),
+        let inline = |options| BlockdevRef::Inline(Box::new(options));
+        let below = |driver| {
+            let common = common(None, driver);
+            inline(BlockdevOptions { read_only: common.read_only || is_template, ..common })
+        };
+        let qcow2 = |file, backing| {
+            Driver::from(Qcow2Options {
+                file,
                 data_file: None,
-                backing: Backing::Implicit,
+                backing,
                 pass_discard_request: None,
                 pass_discard_snapshot: None,
                 discard_no_unref: false,
                 unheeded: Default::default(),
                 encrypt: None,
                 caches: Default::default(),
-            }),
-            ServeFormat::ProbedRaw if !self.read_only => Driver::from(RawOptions {
+            })
+        };
+        let driver = match format {
+            ServeFormat::Qcow2 => qcow2(below(driver), Backing::Implicit),
+            ServeFormat::ProbedRaw if !self.read_only && !is_template => Driver::from(RawOptions {
                 file: below(driver),
                 offset: 0,
                 size: None,
                 keep_raw: true,
             }),
             ServeFormat::ProbedRaw | ServeFormat::Raw => driver,
+        };
+        let driver = match &self.overlay {
+            None => driver,
+            Some(overlay) => {
+                let file = Driver::file(FileOptions { filename: overlay.clone(), ..file });
+                // The options choose the server: what the overlay's header says does not count.
+                let backing = Backing::Node(below(driver));
+                let overlay = qcow2(inline(common(None, file)), backing);
+                Driver::copy_on_read(inline(common(None, overlay)))
+            }
         };
         let node = common(Some(SERVED_NODE), driver);
         let addr = Addr::Unix { path: self.socket.clone() };
@@ -260,7 +290,7 @@ impl ServeOptions {
             Action::Object(ObjectOptions::Iothread(iothread))
         });
         let rest = [Action::Blockdev(node), Action::Export(export)];
-        let image = self.image.display();
+        let image = self.shown();
         let command = if self.mount.is_some() { "mount" } else { "serve" };
         objects
             .chain(rest)
@@ -315,6 +345,7 @@ impl StopDraft for ServeOptions {
 pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
+    OVERLAY,
     Row::default("as", "virtio-blk", "device that the guest sees").at(&OneOf {
         at: |serve: &mut ServeOptions| &mut serve.device,
         words: &[
@@ -375,6 +406,7 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
 pub(crate) static MOUNT: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
+    OVERLAY,
     Row::optional(
         "growable",
         "a write past the end fails",
@@ -444,6 +476,13 @@ const SIZE: Field<ServeOptions> = Row::optional(
     }
     put(&mut serve.size, Some(bytes))
 });
+
+const OVERLAY: Field<ServeOptions> = Row::optional(
+    "overlay",
+    "the image is read-only, if it is on a web server",
+    "qcow2 image that gets writes, and what is read, of an image on a web server; made when it is missing",
+)
+.path(|serve, path| put(&mut serve.overlay, Some(path)));
 
 const IOTHREADS: Field<ServeOptions> = Row::default(
     "iothreads",
@@ -536,8 +575,31 @@ fn check_device(serve: &ServeOptions) -> Result<(), OptionError> {
     Ok(())
 }
 
+/// Refuses what an image on a web server cannot be given, and what is for such an image only.
+fn check_web(serve: &ServeOptions) -> Result<(), OptionError> {
+    match (&serve.web, &serve.overlay) {
+        (None, Some(_)) => Err(OptionError::new("--overlay: the image is not a URL").hint(
+            "qemu-img create -f qcow2 -b <image> -F <format> <overlay> makes an overlay of a file.",
+        )),
+        (Some(_), _) if serve.size.is_some() => {
+            Err(OptionError::new("--size: an image on a web server cannot be made"))
+        }
+        (Some(_), Some(_)) if serve.read_only => {
+            Err(OptionError::new("--overlay: an overlay is for writing")
+                .hint("Leave --read-only or --overlay out."))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// What takes all options to decide.
 pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
+    if let Some(url) = serve.image.to_str().filter(|image| is_url(image)) {
+        serve.web = Some(HttpOptions::of_url(url)?);
+    }
+    check_web(&serve)?;
+    // Without an overlay, nothing can be written.
+    serve.read_only |= serve.web.is_some() && serve.overlay.is_none();
     if serve.aio == Some(Aio::Native) && !serve.cache.is_direct() {
         return Err(OptionError::new("--aio native: requires a cache mode without the page cache")
             .hint("Add --cache none, which is the default, or --cache directsync."));
@@ -551,10 +613,14 @@ pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionErro
         .hint("A queue is served by one thread. Raise --queues."));
     }
     if serve.socket.as_os_str().is_empty() && serve.mount.is_none() {
-        let Some(name) = serve.image.file_name() else {
-            return Err(OptionError::new(format!("{}: not an image", serve.image.display())));
+        let name = match (&serve.overlay, &serve.web) {
+            (Some(overlay), _) => overlay.file_name().map(ToOwned::to_owned),
+            (None, Some(web)) => web.file_name().map(OsString::from),
+            (None, None) => serve.image.file_name().map(ToOwned::to_owned),
         };
-        let mut socket = name.to_owned();
+        let Some(mut socket) = name else {
+            return Err(OptionError::new(format!("{}: not an image", serve.shown())));
+        };
         socket.push(".sock");
         serve.socket = PathBuf::from(socket);
         check_socket_path("socket", &serve.socket).map_err(|_| {

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::node::Geometry;
-use block::{CreateQcow2, Format, create_qcow2};
+use block::options::HttpOptions;
+use block::{CreateQcow2, Format, create_qcow2, probe_url};
 use control::{FuseOptions, ImageKind, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions, Step};
 
 use crate::probe::bytes;
@@ -67,6 +68,7 @@ pub(crate) fn go_on(
     arguments: &[String],
 ) -> Result<(Vec<Step>, Vec<String>), DaemonError> {
     let kind = match fs::metadata(&options.image) {
+        _ if options.web.is_some() => ImageKind::File,
         Ok(metadata) if metadata.file_type().is_block_device() => ImageKind::BlockDevice,
         Ok(_) => ImageKind::File,
         Err(error) => return Err(failed(&options.image, "stat", &error)),
@@ -99,6 +101,9 @@ struct Found {
 /// never resized.
 fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError> {
     let image = &options.image;
+    if let Some(web) = &options.web {
+        return on_web(options, web);
+    }
     let kind = match fs::metadata(image) {
         Ok(metadata) if metadata.file_type().is_block_device() => ImageKind::BlockDevice,
         Ok(metadata) if metadata.is_file() => ImageKind::File,
@@ -121,6 +126,35 @@ fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError> {
         Err(error) => return Err(failed(image, "stat", &error)),
     };
     Ok(Found { kind, format: format_found(options)?, made: None })
+}
+
+/// Looks at an image on a web server, and makes a missing overlay.
+fn on_web(options: &ServeOptions, web: &HttpOptions) -> Result<Found, DaemonError> {
+    let (found, size) = probe_url(web)?;
+    let format = match (options.format, found) {
+        (Some(format @ (ServeFormat::Raw | ServeFormat::ProbedRaw)), _) => format,
+        (_, Some(Format::Qcow2)) => ServeFormat::Qcow2,
+        (None, None) => ServeFormat::ProbedRaw,
+        (Some(ServeFormat::Qcow2), None) => {
+            let name = options.shown();
+            return Err(DaemonError::new(format!(
+                "{name}: --format qcow2: it has no qcow2 header"
+            )));
+        }
+        (_, Some(format)) => {
+            let (name, format) = (options.shown(), format.name());
+            let why =
+                "which ringmill does not read; if its contents only look like one: --format raw";
+            return Err(DaemonError::new(format!("{name}: a {format} image, {why}")));
+        }
+    };
+    let missing = options.overlay.as_ref().filter(|overlay| {
+        fs::symlink_metadata(overlay).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    });
+    if let Some(overlay) = missing {
+        make(overlay, size, ServeFormat::Qcow2)?;
+    }
+    Ok(Found { kind: ImageKind::File, format, made: missing.cloned() })
 }
 
 fn failed(image: &Path, call: &str, error: &io::Error) -> DaemonError {
@@ -255,7 +289,11 @@ fn describe_image(
     format: ServeFormat,
     is_made: bool,
 ) -> String {
-    let (image, size) = (options.image.display(), bytes(geometry.size));
+    let (image, size) = (options.shown(), bytes(geometry.size));
+    if let Some(overlay) = &options.overlay {
+        let what = if is_made { "Made" } else { "Opened" };
+        return format!("{what} {} ({size}), an overlay of {image}\n", overlay.display());
+    }
     let format = match format {
         ServeFormat::Qcow2 => "qcow2",
         ServeFormat::Raw | ServeFormat::ProbedRaw => "raw",
@@ -281,13 +319,13 @@ fn describe(
 ) -> Result<String, DaemonError> {
     let mut text = describe_image(options, geometry, format, is_made);
     if let Some(FuseOptions { mountpoint, .. }) = &options.mount {
-        let (image, file) = (options.image.display(), mountpoint.display());
+        let (image, file) = (options.shown(), mountpoint.display());
         return Ok(format!("{text}Serving {image} as the file {file}\n"));
     }
     let socket = std::path::absolute(&options.socket).map_err(DaemonError::new)?;
     let socket = socket.display();
     let queues = options.queues;
-    text += &format!("Serving {} on {socket}\n", options.image.display());
+    text += &format!("Serving {} on {socket}\n", options.shown());
     if !io::stdout().is_terminal() && !io::stderr().is_terminal() {
         return Ok(text);
     }

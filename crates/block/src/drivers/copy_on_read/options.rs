@@ -4,7 +4,7 @@ use ::options::place::Text;
 use ::options::table::{Field, Row};
 
 use crate::driver::{DriverKind, OptionTable};
-use crate::options::{BlockdevRef, Child, Draft, file_row};
+use crate::options::{BlockdevRef, Child, Draft, Driver, file_row};
 
 pub(in crate::drivers) static COPY_ON_READ: DriverKind = DriverKind {
     name: "copy-on-read",
@@ -23,6 +23,13 @@ pub(super) struct CopyOnReadOptions {
     pub(super) file: BlockdevRef,
     /// `bottom`: the last image of the chain from which data is copied. `None` means the last of all.
     pub(super) bottom: Option<String>,
+}
+
+impl Driver {
+    /// Returns the driver `copy-on-read` above an image with others behind it.
+    pub fn copy_on_read(file: BlockdevRef) -> Driver {
+        Driver::from(CopyOnReadOptions { file, bottom: None })
+    }
 }
 
 pub(super) static FIELDS: &[Field<Draft<CopyOnReadOptions>>] = &[

@@ -11,5 +11,6 @@ mod driver;
 mod image;
 mod node;
 pub(crate) mod options;
+pub(crate) mod probe;
 mod source;
 mod thread;

@@ -112,6 +112,19 @@ impl HttpOptions {
         finish(HttpOptions { url: url.to_owned(), ..start(scheme) })
     }
 
+    /// Returns the URL for a log: without a query, which may be a signature.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        Url::parse(&self.url).map_or_else(|_| "...".to_owned(), |url| shown(&url))
+    }
+
+    /// Returns the last part of the path. `None`: there is none.
+    #[must_use]
+    pub fn file_name(&self) -> Option<String> {
+        let url = Url::parse(&self.url).ok()?;
+        url.path_segments()?.next_back().filter(|name| !name.is_empty()).map(str::to_owned)
+    }
+
     /// Returns the options as a driver's.
     #[must_use]
     pub fn driver(self) -> Driver {

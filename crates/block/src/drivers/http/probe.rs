@@ -1,0 +1,57 @@
+//! Looks at an image before there is a daemon: its format, and the size of its disk.
+
+use tokio::runtime::Builder;
+
+use super::answer::Failure;
+use super::client::Access;
+use super::options::HttpOptions;
+use super::source::Source;
+use crate::connections::Credentials;
+use crate::error::OpenError;
+use crate::format::{Format, LOOKED_AT};
+
+/// A disk's size is a multiple of this.
+const SECTOR: u64 = 512;
+/// Where a qcow2 header has the size of the disk, in bytes.
+const QCOW2_SIZE: std::ops::Range<usize> = 24..32;
+
+/// Returns the format of an image on a web server, by its first and last bytes, and the size of its disk in bytes.
+///
+/// `None`: raw, as far as signatures show. Blocks until the server has answered. No thread is left behind.
+///
+/// # Errors
+///
+/// Those of opening a node.
+pub fn probe_url(http: &HttpOptions) -> Result<(Option<Format>, u64), OpenError> {
+    let access = Access::new(http, &Credentials::default())?;
+    let failed = |error| OpenError::new(format!("thread http: {error}"));
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(async {
+        let source = Source::open(access).await?;
+        let len = source.identity().len;
+        let part = LOOKED_AT as u64;
+        let read = async |range: std::ops::Range<u64>| {
+            if range.is_empty() {
+                return Ok(Vec::new());
+            }
+            let pieces = source.read(&range).await.map_err(|failure| {
+                let why = match failure {
+                    Failure::Broken(why) | Failure::Passing(why, _) | Failure::Lasting(why) => why,
+                    Failure::Changed(_) => "the content changes".to_owned(),
+                };
+                OpenError::new(format!("Could not read '{}': {why}", source.shown()))
+            })?;
+            Ok::<_, OpenError>(pieces.concat())
+        };
+        let start = read(0..len.min(part)).await?;
+        let end = read(len.saturating_sub(part)..len).await?;
+        let format = Format::probe(&start, &end);
+        let size = match (format, start.get(QCOW2_SIZE)) {
+            (Some(Format::Qcow2), Some(size)) => {
+                size.iter().fold(0, |size, byte| size << 8 | u64::from(*byte))
+            }
+            _ => len,
+        };
+        Ok((format, size.next_multiple_of(SECTOR)))
+    })
+}
