@@ -39,7 +39,7 @@ pub struct ServeOptions {
     /// The image: a file, a block device or a URL.
     pub image: PathBuf,
     /// Of an image on a web server: where that is.
-    pub web: Option<HttpOptions>,
+    pub web: Option<Box<HttpOptions>>,
     /// `--overlay`: the image that has the writes, above one on a web server.
     pub overlay: Option<PathBuf>,
     /// `--format`. `None`: detected from the image's header, or from the name of a new image.
@@ -185,7 +185,7 @@ impl ServeOptions {
 
     /// Returns the image's name for messages.
     pub fn shown(&self) -> String {
-        self.web.as_ref().map_or_else(|| self.image.display().to_string(), HttpOptions::shown)
+        self.web.as_ref().map_or_else(|| self.image.display().to_string(), |web| web.shown())
     }
 
     /// Returns what to create, as the steps of a QSD command line.
@@ -194,7 +194,7 @@ impl ServeOptions {
         let file =
             FileOptions { filename: self.image.clone(), aio: self.aio, locking: self.locking };
         let driver = match (&self.web, kind) {
-            (Some(web), _) => web.clone().driver(),
+            (Some(web), _) => HttpOptions::clone(web).driver(),
             (None, ImageKind::File) => Driver::file(file.clone()),
             (None, ImageKind::BlockDevice) => Driver::host_device(file.clone()),
         };
@@ -595,7 +595,7 @@ fn check_web(serve: &ServeOptions) -> Result<(), OptionError> {
 /// What takes all options to decide.
 pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
     if let Some(url) = serve.image.to_str().filter(|image| is_url(image)) {
-        serve.web = Some(HttpOptions::of_url(url)?);
+        serve.web = Some(Box::new(HttpOptions::of_url(url)?));
     }
     check_web(&serve)?;
     // Without an overlay, nothing can be written.
