@@ -218,9 +218,7 @@ fn another_image_under_the_url_is_an_error_that_names_both() {
     let line = log.lines().find(|line| line.contains("the image on the server has changed"));
     let line = line.unwrap_or_else(|| panic!("{log}"));
     assert!(line.contains(&format!("opened with {} bytes, ETag", (MIB << 20) + 100)), "{line}");
-    // The question what is there now may find the connection closed: the line then has "another".
-    let now = [format!("is now {} bytes, ETag", 3 << 20), "is now another".to_owned()];
-    assert!(now.iter().any(|now| line.contains(now)), "{line}");
+    assert!(line.contains(&format!("is now {} bytes, ETag", 3 << 20)), "{line}");
     server.stop();
 }
 

@@ -60,6 +60,16 @@ pub(super) enum Failure {
     Changed(Option<Identity>),
 }
 
+impl Failure {
+    /// Returns the reason, for an image that is not in use yet.
+    pub(super) fn why(self) -> String {
+        match self {
+            Failure::Broken(why) | Failure::Passing(why, _) | Failure::Lasting(why) => why,
+            Failure::Changed(_) => "the content changes".to_owned(),
+        }
+    }
+}
+
 /// Returns the content that a range was sent of. `known`: the one that the range has to be of.
 pub(super) fn judge(
     status: StatusCode,

@@ -17,10 +17,9 @@ use super::image::Image;
 use super::thread::Web;
 use crate::node::{BlockNode, Channel, Geometry, NoWaiting};
 use crate::request::{Detached, Op, Request};
-use crate::status::{self, Extent, ExtentState};
 
 /// A disk's size is a multiple of this.
-const SECTOR: u64 = 512;
+pub(super) const SECTOR: u64 = 512;
 /// Requests under way that a channel has room for from the start.
 const FIRST: usize = 64;
 
@@ -161,18 +160,15 @@ impl HttpChannel {
 }
 
 impl Channel for HttpChannel {
-    fn submit(&self, mut request: Request) {
+    fn submit(&self, request: Request) {
         let size = self.node.geometry().size;
         let result = match request.op {
             Op::Write { .. } | Op::WriteZeroes { .. } | Op::Discard => Err(Errno::EROFS),
             Op::Flush => Ok(()),
             Op::Read | Op::BlockStatus => match request.offset.checked_add(request.len) {
                 Some(end) if end <= size && request.op == Op::Read => return self.read(request),
-                Some(end) if end <= size => {
-                    let len = request.len;
-                    status::write_one(&mut request.bufs, Extent::own(len, ExtentState::Data));
-                    Ok(())
-                }
+                // All of it may be data.
+                Some(end) if end <= size => Err(Errno::EOPNOTSUPP),
                 _ => Err(request.op.beyond_end()),
             },
         };

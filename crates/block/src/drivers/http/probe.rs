@@ -2,16 +2,14 @@
 
 use tokio::runtime::Builder;
 
-use super::answer::Failure;
 use super::client::Access;
+use super::node::SECTOR;
 use super::options::HttpOptions;
 use super::source::Source;
 use crate::connections::Credentials;
 use crate::error::OpenError;
 use crate::format::{Format, LOOKED_AT};
 
-/// A disk's size is a multiple of this.
-const SECTOR: u64 = 512;
 /// Where a qcow2 header has the size of the disk, in bytes.
 const QCOW2_SIZE: std::ops::Range<usize> = 24..32;
 
@@ -35,11 +33,7 @@ pub fn probe_url(http: &HttpOptions) -> Result<(Option<Format>, u64), OpenError>
                 return Ok(Vec::new());
             }
             let pieces = source.read(&range).await.map_err(|failure| {
-                let why = match failure {
-                    Failure::Broken(why) | Failure::Passing(why, _) | Failure::Lasting(why) => why,
-                    Failure::Changed(_) => "the content changes".to_owned(),
-                };
-                OpenError::new(format!("Could not read '{}': {why}", source.shown()))
+                OpenError::new(format!("Could not read '{}': {}", source.shown(), failure.why()))
             })?;
             Ok::<_, OpenError>(pieces.concat())
         };

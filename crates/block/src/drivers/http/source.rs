@@ -36,10 +36,7 @@ impl Source {
         let (identity, at) = match asked {
             Ok((identity, response)) => (identity, response.url().clone()),
             Err(failure) => {
-                let why = match failure {
-                    Failure::Broken(why) | Failure::Passing(why, _) | Failure::Lasting(why) => why,
-                    Failure::Changed(_) => "the content changes".to_owned(),
-                };
+                let why = failure.why();
                 let is_denied = why.contains("Permission denied");
                 let error = OpenError::new(format!("Could not open '{url}': {why}"));
                 return Err(match is_denied {
@@ -118,7 +115,12 @@ impl Source {
 
     /// Asks which content the URL has now.
     pub(super) async fn look(&self) -> Option<Identity> {
-        let asked = ask(&self.access, &self.access.url, &FIRST, None).await;
+        let ask = async || ask(&self.access, &self.access.url, &FIRST, None).await;
+        let asked = match ask().await {
+            // The server may close connections that were kept, as after the answer that tells of the change.
+            Err(Failure::Broken(_)) => ask().await,
+            asked => asked,
+        };
         asked.ok().map(|(identity, _)| identity)
     }
 }
