@@ -259,24 +259,26 @@ impl Spawner {
         self.place(event_loop, &request).await.map(drop)
     }
 
-    /// Has a command of ublk carried out, and returns the driver's answer and the file that was opened.
+    /// Sends a command of ublk, and returns the driver's answer and the file that was opened.
     async fn ublk(&self, event_loop: &EventLoop, request: &[u8]) -> UblkAnswer {
         let _turn = self.turn().await;
-        let failed = |error: io::Error| {
-            Failed::Command(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+        let answered = async {
+            self.ask(request, &[])?;
+            self.answered_within(event_loop, PATIENCE_WITH_UBLK, || self.received()).await
         };
-        self.ask(request, &[]).map_err(failed)?;
-        let answered = self.answered_within(event_loop, PATIENCE_WITH_UBLK, || self.received());
-        read_answer(answered.await.map_err(failed)?)
+        read_answer(answered.await.map_err(|error| Failed::of(&error))?)
     }
 
-    /// Has a command of ublk carried out, and blocks. The answer that a task waits for is lost.
-    fn ublk_now(&self, request: &[u8]) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-        if self.owes.get() {
-            self.received()?;
-        }
-        self.ask(request, &[])?;
-        self.received()
+    /// Sends a command of ublk, and blocks until the answer. An answer that a task waits for is lost.
+    fn ublk_now(&self, request: &[u8]) -> UblkAnswer {
+        let answered = || {
+            if self.owes.get() {
+                self.received()?;
+            }
+            self.ask(request, &[])?;
+            self.received()
+        };
+        read_answer(answered().map_err(|error| Failed::of(&error))?)
     }
 
     async fn place(
@@ -592,6 +594,12 @@ fn is_of_no_device(order: &Order) -> bool {
     order.command == UblkCommand::GetFeatures
 }
 
+/// Returns the request of that kind with an order.
+fn request_for(kind: u8, order: &Order) -> Vec<u8> {
+    let (id, data) = (order.id.to_ne_bytes(), order.data.to_ne_bytes());
+    [&[kind, order.command as u8], &id[..], &data[..], &order.memory].concat()
+}
+
 /// Reads a request of [`UBLK`] or [`UBLK_FILE`], and whether it is the latter. `None`: it is malformed.
 fn ublk_request(request: &[u8]) -> Option<(bool, Order)> {
     let (kind, rest) = request.split_first()?;
@@ -630,10 +638,9 @@ pub(crate) struct BySpawner {
 }
 
 impl BySpawner {
-    /// Carries out the request in a task of its own: the spawner's answer is received even if the caller gives up.
+    /// Carries out the request in a separate task, which receives the spawner's answer even if the caller stops waiting.
     fn ask(&self, kind: u8, order: &Order) -> ublk::Later<UblkAnswer> {
-        let (id, data) = (order.id.to_ne_bytes(), order.data.to_ne_bytes());
-        let request = [&[kind, order.command as u8], &id[..], &data[..], &order.memory].concat();
+        let request = request_for(kind, order);
         let (spawner, event_loop) = (self.spawner.clone(), self.event_loop.clone());
         let asked = self.event_loop.spawn(async move { spawner.ublk(&event_loop, &request).await });
         Box::pin(async move {
@@ -650,12 +657,7 @@ impl Control for BySpawner {
     }
 
     fn command_now(&self, order: Order) -> Outcome {
-        let (id, data) = (order.id.to_ne_bytes(), order.data.to_ne_bytes());
-        let request = [&[UBLK, order.command as u8], &id[..], &data[..], &order.memory].concat();
-        let answer = self.spawner.ublk_now(&request).map_err(|error| {
-            Failed::Command(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
-        })?;
-        Ok(read_answer(answer)?.0)
+        Ok(self.spawner.ublk_now(&request_for(UBLK, &order))?.0)
     }
 
     fn open(&self, id: u32) -> ublk::Later<Result<OwnedFd, Errno>> {

@@ -78,7 +78,7 @@ impl EventLoop {
     /// Runs until [`stop`](crate::LoopHandle::stop), then shuts the loop down.
     ///
     /// Operations in flight are finished or cancelled, and everything that the loop holds is dropped (stop
-    /// contract). So is everything if a callback or a task panics; then handles return [`LoopGone`](crate::LoopGone).
+    /// contract). A panic of a callback or a task also drops everything; handles then return [`LoopGone`](crate::LoopGone).
     ///
     /// # Errors
     ///

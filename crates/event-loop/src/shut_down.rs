@@ -48,8 +48,8 @@ impl EventLoop {
         self.0.closing.get()
     }
 
-    /// Drops all but operations in flight, whose memory lives until the loop is dropped. What the loop holds may hold the
-    /// loop, and other threads wait for what it would have sent.
+    /// Drops all but operations in flight: their memory lives until the loop is dropped. Tasks and handlers may hold the loop,
+    /// and other threads wait for the answers that they would have sent.
     pub(crate) fn abandon(&self) {
         self.0.stopping.set(true);
         self.0.closing.set(true);

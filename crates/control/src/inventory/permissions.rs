@@ -65,14 +65,12 @@ const REPAIRS: Claim = {
     Claim { takes: changes, shares: Permissions::ALL.without(changes) }
 };
 
-/// Returns the name of a repair among the jobs. No job of a user has such a name.
-fn repair_of(node: &str) -> String {
-    format!("#repair-in-{node}")
-}
+/// What changes of a node need of it, by the kinds of their jobs.
+const CHANGES: [(&str, Claim); 2] = [(RESIZE, RESIZES), (REPAIR, REPAIRS)];
 
-/// Returns the name of a resize among the jobs. No job of a user has such a name.
-fn resize_of(node: &str) -> String {
-    format!("#resize-of-{node}")
+/// Returns the name of a change of a node among the jobs. No job of a user has such a name.
+fn change_of(node: &str, kind: &str) -> String {
+    format!("#{kind}-of-{node}")
 }
 
 /// A filter of a job: its name, and the job.
@@ -101,20 +99,30 @@ impl Inventory {
         self.is_active(name)?;
         self.is_no_backing(name)?;
         self.is_behind_no_image(name)?;
-        self.check_with(Some(UserUse::new(name, RESIZES, u64::MAX)), &[])?;
+        self.with_change(name, RESIZE, RESIZES)
+    }
+
+    /// Returns the inventory with a change of a node that goes on beside other commands.
+    fn with_change(
+        &self,
+        node: &str,
+        kind: &'static str,
+        claim: Claim,
+    ) -> Result<Inventory, OptionError> {
+        self.check_with(Some(UserUse::new(node, claim, u64::MAX)), &[])?;
         let mut inventory = self.clone();
-        let (serial, source) = (inventory.serial(), name.to_owned());
+        let (serial, source) = (inventory.serial(), node.to_owned());
         let chain = ChainUse::default();
         let (filter, source_use) = (None, SourceUse::default());
-        let job = Job { serial, kind: RESIZE, source, target: None, chain, filter, source_use };
-        inventory.jobs.insert(resize_of(name), job);
+        let job = Job { serial, kind, source, target: None, chain, filter, source_use };
+        inventory.jobs.insert(change_of(node, kind), job);
         Ok(inventory)
     }
 
     /// Returns the inventory with a node that is no longer being resized.
     #[must_use]
     pub fn resized(&self, name: &str) -> Inventory {
-        self.without_job(&resize_of(name))
+        self.without_job(&change_of(name, RESIZE))
     }
 
     /// Returns the inventory with a node whose image is being repaired, until [`repaired`](Self::repaired).
@@ -125,24 +133,17 @@ impl Inventory {
     ///
     /// A job uses the node, or a user does not share writing and resizing.
     pub fn with_repair(&self, file: &str) -> Result<Inventory, OptionError> {
-        let mut inventory = self.clone();
         if !self.nodes.contains_key(file) {
-            return Ok(inventory);
+            return Ok(self.clone());
         }
         self.free_of_jobs(file)?;
-        self.check_with(Some(UserUse::new(file, REPAIRS, u64::MAX)), &[])?;
-        let (serial, source) = (inventory.serial(), file.to_owned());
-        let chain = ChainUse::default();
-        let (filter, source_use) = (None, SourceUse::default());
-        let job = Job { serial, kind: REPAIR, source, target: None, chain, filter, source_use };
-        inventory.jobs.insert(repair_of(file), job);
-        Ok(inventory)
+        self.with_change(file, REPAIR, REPAIRS)
     }
 
     /// Returns the inventory with a node whose image is no longer being repaired.
     #[must_use]
     pub fn repaired(&self, file: &str) -> Inventory {
-        self.without_job(&repair_of(file))
+        self.without_job(&change_of(file, REPAIR))
     }
 
     /// Checks that users of a node can bear that a larger overlay replaces it.
@@ -328,10 +329,10 @@ impl Inventory {
             let (claim, serial) = (job.target_claim(), job.serial);
             job.target.as_deref().map(|node| UserUse::new(node, claim, serial))
         });
-        let resizes = self.jobs.values().filter(|job| job.kind == RESIZE);
-        let resizes = resizes.map(|job| UserUse::new(&job.source, RESIZES, job.serial));
-        let repairs = self.jobs.values().filter(|job| job.kind == REPAIR);
-        let repairs = repairs.map(|job| UserUse::new(&job.source, REPAIRS, job.serial));
+        let changes = self.jobs.values().filter_map(|job| {
+            let (_, claim) = CHANGES.into_iter().find(|(kind, _)| *kind == job.kind)?;
+            Some(UserUse::new(&job.source, claim, job.serial))
+        });
         // A mirror copies a disk of one size; a backup does not mind, as in QSD.
         let jobs = filters.values().flatten();
         let mirrored = jobs.filter(|(_, job)| job.source_use() == ChildUse::Window);
@@ -339,7 +340,7 @@ impl Inventory {
             let shares = Permissions::ALL.without(Permissions::RESIZE);
             UserUse::new(&job.source, Claim { shares, ..Claim::NOTHING }, job.serial)
         });
-        let users = exports.chain(sources).chain(targets).chain(resizes).chain(repairs).chain(user);
+        let users = exports.chain(sources).chain(targets).chain(changes).chain(user);
         check(nodes.chain(filter_nodes), edges.chain(filter_edges), users)
             .map_err(|conflict| OptionError::new(conflict.to_string()))
     }

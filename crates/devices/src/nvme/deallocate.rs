@@ -51,7 +51,7 @@ pub(super) struct Deallocations {
     meter: Meter,
 }
 
-/// What is to be done next.
+/// The next step.
 pub(super) enum Next {
     /// Nothing, until a request is answered.
     Nothing,
@@ -95,10 +95,7 @@ impl WorkerState {
     /// What Dataset Management commands do next. `is_free`: also when the loop's budget is spent.
     fn next_deallocation(&mut self, shared: &Shared, is_free: bool) -> Next {
         let own = &mut self.deallocations;
-        if own.is_idle() {
-            return Next::Nothing;
-        }
-        if own.in_flight >= MAX_IN_FLIGHT {
+        if own.is_idle() || own.in_flight >= MAX_IN_FLIGHT {
             return Next::Nothing;
         }
         if !is_free && own.meter.is_half_over() {

@@ -1,5 +1,5 @@
-//! Commands to device drivers: what the loop has to know of them, and long ones, each with a ring of its own, for the
-//! control plane.
+//! Commands to device drivers: the loop's description of them, and long commands for the control plane, which use a separate
+//! ring each.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -36,7 +36,7 @@ impl DeviceCommand {
 ///
 /// # Safety
 ///
-/// Memory whose addresses the command contains is valid for the driver's accesses until the call returns.
+/// The command may contain addresses. Their memory is valid for the driver's accesses until the call returns.
 pub unsafe fn command_and_wait(
     file: BorrowedFd<'_>,
     code: u32,

@@ -85,7 +85,7 @@ pub enum RingOp {
         /// Bytes.
         len: u64,
     },
-    /// A command to a file's driver: `IORING_OP_URING_CMD`, with 16 bytes of its own.
+    /// A command to a file's driver: `IORING_OP_URING_CMD`, with 16 bytes for the driver.
     Command {
         /// The file.
         file: RingFile,

@@ -1,4 +1,4 @@
-//! What is promised to the rings of the commands of ublk.
+//! The commands of ublk, with the promises that rings need.
 
 #![allow(unsafe_code)]
 
@@ -10,8 +10,8 @@ use event_loop::{DeviceCommand, command_and_wait};
 use super::wire::{COMMIT_AND_FETCH, Command, FETCH, MAX_IO};
 
 /// Waits for the first request of a tag.
-// SAFETY: with the data copied by the driver, the address is that of the data of the tag's requests, which have at most
-// `max_io_buf_bytes`: an export makes no device, and takes over none, with more than MAX_IO. The driver copies while it
+// SAFETY: the driver copies the data of the tag's requests from or to the address. A request has at most `max_io_buf_bytes`.
+// An export makes no device with more than MAX_IO, and takes over none. The driver copies while it
 // delivers a request, before the command completes, and while it takes the next command with an answer. Other drivers
 // have no command of this number ('u', 0x20).
 pub(super) const FETCH_FIRST: DeviceCommand = unsafe { DeviceCommand::new(FETCH, MAX_IO) };

@@ -32,7 +32,7 @@ pub struct Order {
 /// The end of a command.
 pub type Outcome = Result<Vec<u8>, Failed>;
 
-/// What has failed.
+/// A failure: of what, and the errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failed {
     /// Opening [`CONTROL`].
@@ -42,6 +42,11 @@ pub enum Failed {
 }
 
 impl Failed {
+    /// Returns the failure of a command with an error of the system.
+    pub fn of(error: &io::Error) -> Failed {
+        Failed::Command(errno_of(error))
+    }
+
     /// Returns the errno.
     pub fn errno(self) -> Errno {
         match self {
@@ -98,7 +103,7 @@ pub fn carry_out(order: Order) -> Outcome {
     let file = File::options().read(true).write(true).open(CONTROL);
     let file = file.map_err(|error| Failed::Open(errno_of(&error)))?;
     let done = commands::control(file.as_fd(), command, id, data, &mut memory);
-    done.map_err(|error| Failed::Command(errno_of(&error)))?;
+    done.map_err(|error| Failed::of(&error))?;
     Ok(memory)
 }
 

@@ -254,7 +254,7 @@ impl UblkExport {
                 worker.end().await;
             }
         };
-        // A queue whose commands the kernel does not end stays behind.
+        // A queue stays behind if the kernel does not end its commands.
         let limit = self.shared.event_loop.now_ns() + TAKEN_NS;
         let _ = until(gone, self.shared.event_loop.sleep_until(limit)).await;
         if found == State::Dead {
@@ -514,7 +514,7 @@ impl Shared {
         Order { command, id: self.dev_id.get(), data, memory }
     }
 
-    /// Gives an order whose failure changes nothing.
+    /// Gives an order. A failure changes nothing, and is only logged.
     async fn order(&self, command: Command, data: u64) {
         if let Err(failed) = self.control.command(self.order_of(command, data, Vec::new())).await {
             let (id, errno) = (&self.config.id, failed.errno());
@@ -773,7 +773,7 @@ fn is_ending(pid: i32) -> bool {
     matches!(state, Some("Z" | "X")) || flags & PF_EXITING != 0
 }
 
-/// Whether a block device is mounted, or claimed otherwise. Kernels before 7.0 do not tell of mere openers.
+/// Whether a block device is mounted, or claimed otherwise. Kernels before 7.0 do not count other openers.
 async fn is_claimed(event_loop: &EventLoop, id: u32) -> bool {
     use std::os::unix::fs::OpenOptionsExt;
     let open = move || {

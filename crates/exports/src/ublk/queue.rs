@@ -1,6 +1,6 @@
 //! A queue of a device on its I/O thread.
 //!
-//! A tag is a request of the kernel, with memory of its own. A command waits for each tag's request; when it completes,
+//! A tag is a request of the kernel, and has its memory. A command waits for each tag's request; when it completes,
 //! the request goes down the node's channel. The next command of the tag takes the answer, and waits for the next request.
 //! So a request needs no system call beside the loop's own. The driver copies data between the request's pages and the
 //! tag's memory. Nothing is allocated per request.

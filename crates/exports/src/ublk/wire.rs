@@ -54,7 +54,7 @@ pub enum Command {
     SetParameters = 0x08,
     /// Returns the parameters.
     GetParameters = 0x09,
-    /// Prepares a device whose server has gone for another one.
+    /// Prepares a device for its next server.
     StartRecovery = 0x10,
     /// Continues the device, once all queues wait for requests.
     EndRecovery = 0x11,
