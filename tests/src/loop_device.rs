@@ -60,6 +60,15 @@ impl LoopDevices {
     pub fn attach(&self, file: &Path, size: u64) -> LoopDevice {
         let made = File::create_new(file).and_then(|file| file.set_len(size));
         made.expect("a new file");
+        self.attach_again(file)
+    }
+
+    /// Attaches a device to a file that exists.
+    ///
+    /// # Panics
+    ///
+    /// If no device can be had.
+    pub fn attach_again(&self, file: &Path) -> LoopDevice {
         let found = run("losetup", &["--find".as_ref(), "--show".as_ref(), file]);
         assert!(found.status.success(), "{found:?}");
         let device = String::from_utf8(found.stdout).expect("a path");

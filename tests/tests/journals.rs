@@ -1,17 +1,28 @@
 //! Journals of qcow2 images that killed daemons have left.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use integration::nbd::{RawNbd, client_output, nbd_export, nbd_server, nbd_uri};
-use integration::{Scratch, Server, ServerCommand, daemon};
+use integration::{LoopDevices, Scratch, Server, ServerCommand, daemon};
 use serde_json::Value;
 
 /// A daemon with `disk.qcow2`, and its journals in that folder of the scratch folder, or in the user's.
 fn start(scratch: &Scratch, name: &'static str, runtime: Option<&str>) -> Server {
-    let path = scratch.path("disk.qcow2");
-    let disk = format!("qcow2,node-name=disk,file.driver=file,file.filename={}", path.display());
+    let path = scratch.path("disk.qcow2").display().to_string();
+    daemon_on(scratch, name, runtime, "file", &path).start()
+}
+
+fn daemon_on<'a>(
+    scratch: &'a Scratch,
+    name: &'static str,
+    runtime: Option<&str>,
+    driver: &str,
+    path: &str,
+) -> ServerCommand<'a> {
+    let disk = format!("qcow2,node-name=disk,file.driver={driver},file.filename={path}");
     let command = ServerCommand::new(scratch).named(name).arg("--blockdev").arg(disk);
     let command = match runtime {
         Some(folder) => {
@@ -21,14 +32,17 @@ fn start(scratch: &Scratch, name: &'static str, runtime: Option<&str>) -> Server
         }
         None => command,
     };
-    nbd_export(nbd_server(command, scratch, ""), "disk", ",writable=on").start()
+    nbd_export(nbd_server(command, scratch, ""), "disk", ",writable=on")
 }
 
 /// Makes an image. A daemon answers writes to it, and is killed before a flush.
 fn left(scratch: &Scratch, runtime: Option<&str>) {
     let create = ["create", "-q", "-f", "qcow2", "disk.qcow2", "64M"];
     client_output(scratch, "qemu-img", &create);
-    let server = start(scratch, "killed", runtime);
+    write_and_kill(scratch, start(scratch, "killed", runtime));
+}
+
+fn write_and_kill(scratch: &Scratch, server: Server) {
     // The daemon writes metadata out soon after a client has left, so this one stays.
     let mut client = RawNbd::go(&scratch.path("nbd.sock"), "disk");
     for n in 0..64 {
@@ -146,4 +160,43 @@ fn the_log_names_an_image_whose_journal_is_only_read() {
     assert!(check.output().expect("it runs").status.success());
     let reads = commands().collect::<Vec<_>>();
     client_output(&scratch, "qemu-io", &args(&["-r", "-f", "qcow2"], &reads, &overlay));
+}
+
+/// Block devices have no inodes. Another device may have the number of one that was inactive.
+#[test]
+fn a_copy_on_another_device_leaves_the_journal_to_the_original() {
+    let Some(all) = LoopDevices::new() else { return };
+    let scratch = Scratch::new();
+    let (file, other) = (scratch.path("original"), scratch.path("other"));
+    let [original, copy] = [&file, &other].map(|file| all.attach(file, 80 << 20));
+    let create = ["create", "-q", "-f", "qcow2", original.path(), "64M"];
+    client_output(&scratch, "qemu-img", &create);
+    let on = |name, path: &str| daemon_on(&scratch, name, Some("run"), "host_device", path);
+    write_and_kill(&scratch, on("killed", original.path()).start());
+    fs::write(copy.path(), fs::read(original.path()).expect("a device")).expect("a copy");
+    let (status, log) = on("copy", copy.path()).run();
+    assert!(
+        !status.success() && log.contains(&format!("is a copy of '{}'", original.path())),
+        "{log}"
+    );
+    let in_file = scratch.path("copy.qcow2").display().to_string();
+    fs::write(&in_file, fs::read(original.path()).expect("a device")).expect("a copy");
+    let (status, log) = daemon_on(&scratch, "file", Some("run"), "file", &in_file).run();
+    assert!(
+        !status.success() && log.contains(&format!("is a copy of '{}'", original.path())),
+        "{log}"
+    );
+    let number = original.path().to_owned();
+    drop((original, copy));
+    let other = all.attach_again(&other);
+    let original = all.attach_again(&file);
+    assert_eq!(other.path(), number, "the lowest number that is free");
+    File::options()
+        .write(true)
+        .open(&number)
+        .and_then(|file| file.write_all_at(&[0; 65536], 0))
+        .expect("a device");
+    let server = on("moved", original.path()).start();
+    look(&scratch);
+    server.stop();
 }

@@ -64,4 +64,11 @@ impl ImagePlace {
         let what = |place: &ImagePlace| (place.is_device, place.device, place.inode, place.born);
         what(self) == what(other)
     }
+
+    /// A file with that inode, which does not exist.
+    #[cfg(test)]
+    pub(crate) fn file(inode: u64) -> ImagePlace {
+        let path = format!("/image-{inode}").into();
+        ImagePlace { is_device: false, device: 1, inode, born: 1, path }
+    }
 }

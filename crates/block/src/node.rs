@@ -152,20 +152,6 @@ pub trait BlockNode: Send + Sync {
         self.child()?.stop_waiting()
     }
 
-    /// Returns the inode number of a regular file.
-    ///
-    /// The number distinguishes the file from a copy.
-    fn inode(&self) -> Option<u64> {
-        self.child().and_then(|below| below.inode())
-    }
-
-    /// Returns the device that has a regular file.
-    ///
-    /// The file's inode number is one of this device.
-    fn device(&self) -> Option<u64> {
-        self.child().and_then(|below| below.device())
-    }
-
     /// Returns what tells the node's file or block device from others of this host.
     fn place(&self) -> Option<ImagePlace> {
         self.child().and_then(|below| below.place())

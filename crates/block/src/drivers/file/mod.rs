@@ -237,17 +237,6 @@ impl BlockNode for FileNode {
         Geometry { size: self.size(), ..self.geometry }
     }
 
-    fn inode(&self) -> Option<u64> {
-        let stat = nix::sys::stat::fstat(&self.fd).ok()?;
-        // The inode of a device is that of a name in /dev.
-        SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG).then_some(stat.st_ino)
-    }
-
-    fn device(&self) -> Option<u64> {
-        let stat = nix::sys::stat::fstat(&self.fd).ok()?;
-        SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG).then_some(stat.st_dev)
-    }
-
     fn place(&self) -> Option<ImagePlace> {
         ImagePlace::of(&self.fd, &self.path)
     }

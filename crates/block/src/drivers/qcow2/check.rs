@@ -114,9 +114,10 @@ pub(super) fn check_node(
     let writes = repair != Repair::None;
     // Also has reads past the end succeed.
     file.enable_growth();
-    let (mut journal, mut left) = find_left(name, &header, journals, None, file.inode(), !writes)
+    let place = file.place();
+    let (mut journal, mut left) = find_left(name, &header, journals, None, place.as_ref(), !writes)
         .map_err(CheckFailure::Open)?;
-    let superseded = find_superseded(name, &header, journals, file.place().as_ref());
+    let superseded = find_superseded(name, &header, journals, place.as_ref());
     if writes {
         superseded.into_iter().for_each(Superseded::remove);
     }

@@ -302,7 +302,6 @@ impl Opening {
         let below = Below { file, data_file, backing, encrypted: encrypted.map(Arc::new) };
         below.file.enable_growth();
         below.data().enable_growth();
-        let inode = below.file.inode();
         let place = below.file.place();
         if !read_only && header.is_dirty && header.mark.is_none() {
             if is_shared {
@@ -319,7 +318,7 @@ impl Opening {
         let (handed_over, owned) = going_on.map(|on| (on.file, on.owned)).unzip();
         let goes_on = owned.is_some();
         let (mut journal, left) =
-            find_left(&name, &header, journals, handed_over, inode, read_only)?;
+            find_left(&name, &header, journals, handed_over, place.as_ref(), read_only)?;
         let superseded = match is_shared || goes_on {
             true => Vec::new(),
             false => find_superseded(&name, &header, journals, place.as_ref()),
@@ -343,7 +342,7 @@ impl Opening {
             }
         }
         let writes_now = !read_only && !goes_on && !is_shared;
-        let device = below.file.device();
+        let device = place.as_ref().filter(|place| !place.is_device).map(|place| place.device);
         // Before the journal is made void.
         let found = journal.as_ref().filter(|_| writes_now);
         let left_bitmaps = found.map_or_else(Vec::new, |journal| journal.find_kept(device, false));
@@ -371,7 +370,7 @@ impl Opening {
         let mut bitmaps = bitmaps.map_err(|error| failed(&name, "open", &error))?;
         if !read_only && journal.is_none() {
             match header.has_room {
-                true => journal = create(&name, journals, inode),
+                true => journal = create(&name, journals, place.as_ref()),
                 false => bitmaps.tell_not_kept(
                     &name,
                     "its image has no room for a journal's mark, which needs clusters of 4096 bytes or more",
@@ -551,7 +550,7 @@ pub(super) fn find_left(
     header: &Header,
     journals: Option<&Journals>,
     handed_over: Option<File>,
-    inode: Option<u64>,
+    place: Option<&ImagePlace>,
     read_only: bool,
 ) -> Result<(Option<Journal>, Sectors), OpenError> {
     let nothing = Ok((None, Sectors::new()));
@@ -559,7 +558,7 @@ pub(super) fn find_left(
     if !header.is_dirty {
         // Nothing was committed, or all of it is in the image: a process was killed as it marked the image, or unmarked it.
         if let Some(journals) = journals.filter(|_| !read_only)
-            && let Ok(Found::Left(Some(journal), _)) = journals.find(mark, *as_of, inode, false)
+            && let Ok(Found::Left(Some(journal), _)) = journals.find(mark, *as_of, place, false)
         {
             if journal.is_needed() {
                 tell_superseded(name, mark);
@@ -577,13 +576,13 @@ pub(super) fn find_left(
     }
     let is_handed_over = handed_over.is_some();
     let found = match (journals, handed_over) {
-        (Some(journals), Some(file)) => journals.look_into(file, mark, *as_of, inode, read_only),
-        (Some(journals), None) => journals.find(mark, *as_of, inode, read_only),
+        (Some(journals), Some(file)) => journals.look_into(file, mark, *as_of, place, read_only),
+        (Some(journals), None) => journals.find(mark, *as_of, place, read_only),
         (None, _) => Ok(Found::Nothing),
     };
     let mut found = found.map_err(|error| failed(name, "recover", &error))?;
     if let (Found::Nothing, false, Some(journals)) = (&found, is_handed_over, journals) {
-        found = find_elsewhere(name, journals, mark, *as_of, inode, read_only)?;
+        found = find_elsewhere(name, journals, mark, *as_of, place, read_only)?;
     }
     match found {
         Found::Left(journal, left) => {
@@ -597,11 +596,17 @@ pub(super) fn find_left(
             Ok((journal, left))
         }
         // Its owner has the image open, or is yet to open it, and it is looked at all the same.
-        Found::InUse | Found::OfAnother if read_only => nothing,
-        Found::OfAnother => {
-            let why = "what a killed process had not written to it is for another file, of which this is a copy";
-            Err(failed(name, "recover", &io::Error::other(why))
-                .with_hint("open that one, or have the copy do without: qemu-img check -r all"))
+        Found::InUse | Found::OfAnother(_) if read_only => nothing,
+        Found::OfAnother(original) => {
+            let original = original.filter(|path| !path.as_os_str().is_empty());
+            let original = original
+                .map_or_else(|| "another image".to_owned(), |path| format!("'{}'", path.display()));
+            let why = format!(
+                "it is a copy of {original}, and the journal {mark} has what a killed process had not written to that image"
+            );
+            Err(failed(name, "recover", &io::Error::other(why)).with_hint(
+                "open that image first; without the journal, qemu-img check -r all repairs the copy",
+            ))
         }
         Found::InUse => {
             let error = io::Error::other("another process has its journal");
@@ -630,10 +635,10 @@ fn find_elsewhere(
     journals: &Journals,
     mark: &Mark,
     as_of: u64,
-    inode: Option<u64>,
+    place: Option<&ImagePlace>,
     read_only: bool,
 ) -> Result<Found, OpenError> {
-    let found = journals.find_elsewhere(mark, as_of, inode, read_only);
+    let found = journals.find_elsewhere(mark, as_of, place, read_only);
     let (folder, why) = match found.map_err(|error| failed(name, "recover", &error))? {
         Elsewhere::Nowhere => return Ok(Found::Nothing),
         Elsewhere::Found(folder, found) => {
@@ -709,8 +714,8 @@ fn end_autoclear(name: &str, below: &Below, header: &Header) -> io::Result<()> {
 }
 
 /// A new journal, if there can be one.
-fn create(name: &str, journals: Option<&Journals>, inode: Option<u64>) -> Option<Journal> {
-    match journals?.create(inode) {
+fn create(name: &str, journals: Option<&Journals>, place: Option<&ImagePlace>) -> Option<Journal> {
+    match journals?.create(place) {
         Ok(journal) => Some(journal),
         Err(error) => {
             log::warn!(

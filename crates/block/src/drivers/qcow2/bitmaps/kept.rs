@@ -177,13 +177,14 @@ mod tests {
 
     use super::*;
     use crate::drivers::qcow2::Journals;
+    use crate::image_place::ImagePlace;
 
     #[test]
     fn an_image_with_many_bitmaps_does_not_take_all_descriptors() {
         let folder = format!("ringmill-many-bitmaps-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         let journals = Journals::in_folder(&folder, geteuid().as_raw()).unwrap();
-        let journal = journals.create(Some(7)).unwrap();
+        let journal = journals.create(Some(&ImagePlace::file(7))).unwrap();
         assert!(journal.keeper(None).is_none(), "a copy could be on any device");
         let kept = KeptBitmaps::new(journal.keeper(Some(1)), Vec::new());
         let named = |number: usize| {

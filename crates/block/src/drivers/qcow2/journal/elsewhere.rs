@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::folder::{FILE, Found, Journals, PART, check_owner, lock, name};
 use super::kept;
 use crate::drivers::qcow2::marker::Mark;
+use crate::image_place::ImagePlace;
 
 /// The folders in which daemons of this host may have journals, at a moment.
 #[derive(Clone, Default)]
@@ -54,7 +55,7 @@ impl Journals {
         &self,
         mark: &Mark,
         as_of: u64,
-        inode: Option<u64>,
+        place: Option<&ImagePlace>,
         for_a_look: bool,
     ) -> io::Result<Elsewhere> {
         let folders = self.1.0.as_ref().map_or_else(Vec::new, |folders| folders());
@@ -79,13 +80,13 @@ impl Journals {
                 Ok(other) => other,
                 Err(error) => return Ok(Elsewhere::Refused(path, error.to_string())),
             };
-            match other.find(mark, as_of, inode, true)? {
+            match other.find(mark, as_of, place, true)? {
                 Found::Nothing => continue,
                 Found::Left(..) if !for_a_look => {}
                 found => return Ok(Elsewhere::Found(path, found)),
             }
             return match self.take_from(&other, mark)? {
-                true => Ok(Elsewhere::Found(path, self.find(mark, as_of, inode, false)?)),
+                true => Ok(Elsewhere::Found(path, self.find(mark, as_of, place, false)?)),
                 false => Ok(Elsewhere::Found(path, Found::InUse)),
             };
         }

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use rustix::path::Arg;
 
 use super::elsewhere::OtherFolders;
+use super::of_image::{self, is_copy};
 use super::slots::Slots;
 use super::{
     AGAIN, COMMITS, INODE, Journal, MAGIC, MOST_COMMITS, NAMED, SLOTS, invalid, kept, number,
@@ -148,8 +149,11 @@ impl Journals {
         Ok(())
     }
 
-    /// Creates a journal for the image in the file with that inode.
-    pub(in crate::drivers::qcow2) fn create(&self, inode: Option<u64>) -> io::Result<Journal> {
+    /// Creates a journal for the image at that place, if that is known.
+    pub(in crate::drivers::qcow2) fn create(
+        &self,
+        place: Option<&ImagePlace>,
+    ) -> io::Result<Journal> {
         let _turn = self.turn()?;
         let mark = Mark::new()?;
         let file = self.0.create(&name(&mark))?.ok_or(Errno::EXIST)?;
@@ -161,7 +165,7 @@ impl Journals {
             committed: 0,
             written: 0,
             named: false,
-            inode: inode.unwrap_or(0),
+            inode: place.map_or(0, |place| place.inode),
             knows_bitmaps: true,
         };
         if !lock(&journal.file)? {
@@ -173,8 +177,8 @@ impl Journals {
         Ok(journal)
     }
 
-    /// Finds what a killed process has left for an image with that mark and commit number, in the file
-    /// with that inode. Returns also the journal, unless it is `for_a_look`.
+    /// Finds what a killed process has left for an image with that mark and commit number, at that place. Returns also the
+    /// journal, unless it is `for_a_look`.
     ///
     /// # Errors
     ///
@@ -183,7 +187,7 @@ impl Journals {
         &self,
         mark: &Mark,
         as_of: u64,
-        inode: Option<u64>,
+        place: Option<&ImagePlace>,
         for_a_look: bool,
     ) -> io::Result<Found> {
         let _turn = self.turn()?;
@@ -191,7 +195,7 @@ impl Journals {
             Err(Errno::NOENT) => return Ok(Found::Nothing),
             opened => opened?,
         };
-        self.look_into(file, mark, as_of, inode, for_a_look)
+        self.look_into(file, mark, as_of, place, for_a_look)
     }
 
     /// The same for an open journal.
@@ -200,7 +204,7 @@ impl Journals {
         file: File,
         mark: &Mark,
         as_of: u64,
-        inode: Option<u64>,
+        place: Option<&ImagePlace>,
         for_a_look: bool,
     ) -> io::Result<Found> {
         check_is_file(&file)?;
@@ -221,8 +225,9 @@ impl Journals {
             return Ok(Found::Nothing);
         }
         let of = number(&bytes, INODE as usize).unwrap_or(0);
-        if inode.is_some_and(|inode| ![0, inode].contains(&of)) {
-            return Ok(Found::OfAnother);
+        let was = of_image::place(&bytes);
+        if place.is_some_and(|here| is_copy(mark, of, was.as_ref(), here)) {
+            return Ok(Found::OfAnother(was.map(|was| was.path)));
         }
         let again = (number(&bytes, AGAIN as usize), number(&bytes, AGAIN as usize + 8));
         let slots = bytes.get(SLOTS..).unwrap_or_default();
@@ -237,7 +242,7 @@ impl Journals {
             committed,
             written,
             named: number(&bytes, NAMED as usize) != Some(0),
-            inode: inode.unwrap_or(of),
+            inode: place.map_or(of, |place| place.inode),
             knows_bitmaps: again == commits,
         };
         let journal = (!for_a_look).then_some(journal);
@@ -376,8 +381,8 @@ pub(in crate::drivers::qcow2) enum Found {
     Nothing,
     /// Another process uses it.
     InUse,
-    /// The image is a copy of the one that the journal is for.
-    OfAnother,
+    /// The image is a copy of the journal's image: the path of that, if it is known.
+    OfAnother(Option<PathBuf>),
     /// Its contents.
     Left(Option<Journal>, Sectors),
 }

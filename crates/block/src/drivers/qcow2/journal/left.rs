@@ -172,7 +172,10 @@ fn state(of: &Described) -> JournalState {
         Err(Errno::NOENT | Errno::NOTDIR) => return gone(JournalState::Missing),
         Err(errno) => Err(errno.into()),
         Ok(None) => return gone(JournalState::Replaced),
-        Ok(Some((found, file))) => first_bytes(&file).map(|bytes| (found.is_same(place), bytes)),
+        Ok(Some((found, Ok(file)))) => {
+            first_bytes(&file).map(|bytes| (found.is_same(place), bytes))
+        }
+        Ok(Some((_, Err(errno)))) => Err(errno.into()),
     };
     match examined {
         Err(error) => JournalState::Unknown(error.to_string()),
@@ -204,14 +207,24 @@ fn may_be_elsewhere(place: &ImagePlace) -> Option<&'static str> {
     })
 }
 
-/// Opens an image for reading. The path may be one that another user has chosen, so nothing but a file or block device is
-/// opened. `None`: it is neither.
-fn open_image(path: &Path) -> rustix::io::Result<Option<(ImagePlace, File)>> {
+/// Whether a path leads to an image that has to have the journal with that mark, as far as this process can tell.
+pub(super) fn has_image(path: &Path, mark: &Mark) -> bool {
+    match open_image(path) {
+        Ok(Some((_, Ok(file)))) => first_bytes(&file).map_or(true, |bytes| names(&bytes, mark)),
+        // Such as one that the sandbox does not permit.
+        Ok(Some((_, Err(_)))) => true,
+        Ok(None) | Err(_) => false,
+    }
+}
+
+/// Finds an image, and opens it for reading. The path may be one that another user has chosen, so nothing but a file or
+/// block device is opened. `None`: it is neither.
+fn open_image(path: &Path) -> rustix::io::Result<Option<(ImagePlace, rustix::io::Result<File>)>> {
     let found = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let Some(place) = ImagePlace::of(&found, path) else { return Ok(None) };
     let link = format!("/proc/self/fd/{}", found.as_raw_fd());
-    let file = open(link, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(Some((place, file.into())))
+    let file = open(link, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    Ok(Some((place, file.map(File::from))))
 }
 
 /// The bytes of a file that have the header and the mark, if it is an image.

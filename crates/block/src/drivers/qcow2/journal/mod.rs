@@ -271,17 +271,19 @@ mod tests {
     fn a_copy_of_the_image_is_refused_and_a_look_takes_no_lock() {
         let folder = Folder::new("journal-copy");
         let journals = folder.journals();
-        let mut journal = journals.create(Some(7)).unwrap();
+        let mut journal = journals.create(Some(&ImagePlace::file(7))).unwrap();
         let mark = journal.mark().clone();
         journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
         drop(journal);
-        let find = |inode, for_a_look| journals.find(&mark, 0, inode, for_a_look).unwrap();
-        assert!(matches!(find(Some(8), false), Found::OfAnother));
-        let looks = [Some(7), None].map(|inode| find(inode, true));
+        let find = |place: Option<&ImagePlace>, for_a_look| {
+            journals.find(&mark, 0, place, for_a_look).unwrap()
+        };
+        assert!(matches!(find(Some(&ImagePlace::file(8)), false), Found::OfAnother(None)));
+        let looks = [Some(&ImagePlace::file(7)), None].map(|place| find(place, true));
         assert!(
             looks.iter().all(|look| matches!(look, Found::Left(None, left) if left.len() == 1))
         );
-        assert!(matches!(find(Some(7), false), Found::Left(Some(_), _)));
+        assert!(matches!(find(Some(&ImagePlace::file(7)), false), Found::Left(Some(_), _)));
     }
 
     #[test]
@@ -360,17 +362,11 @@ mod tests {
     fn headers_of_other_images_are_read_once() {
         let folder = Folder::new("journal-places");
         let journals = folder.journals();
-        let place = |inode: u64| ImagePlace {
-            is_device: false,
-            device: 1,
-            inode,
-            born: 1,
-            path: format!("/image-{inode}").into(),
-        };
+        let place = ImagePlace::file;
         const MANY: u64 = 1000;
         let other = folder.journals();
         for inode in 0..MANY {
-            let journal = other.create(Some(inode)).unwrap();
+            let journal = other.create(Some(&place(inode))).unwrap();
             journal.set_place(&place(inode)).unwrap();
         }
         let found = |inode| journals.superseded(&place(inode), None).unwrap().len();
@@ -403,7 +399,7 @@ mod tests {
             std::fs::write(&path, &bytes).unwrap();
             let file = File::options().write(true).open(&path).unwrap();
             let place = ImagePlace::of(&file, &path).unwrap();
-            let mut journal = journals.create(Some(place.inode)).unwrap();
+            let mut journal = journals.create(Some(&place)).unwrap();
             journal.set_named(true).unwrap();
             journal.set_place(&place).unwrap();
             journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
@@ -465,7 +461,7 @@ mod tests {
     fn a_journal_in_another_folder_is_moved_or_refused() {
         let there = Folder::new("journal-there");
         let here = Folder::new("journal-here");
-        let mut journal = there.journals().create(Some(7)).unwrap();
+        let mut journal = there.journals().create(Some(&ImagePlace::file(7))).unwrap();
         let mark = journal.mark().clone();
         journal.commit([(1, Some(&[1; SECTOR]))].into_iter()).unwrap();
         journal.set_named(true).unwrap();
@@ -474,7 +470,9 @@ mod tests {
         // The own folder is not another one, and a missing one is none.
         let folders = vec![other, one, "/nowhere/journals".into()];
         let journals = here.journals().besides(Arc::new(move || folders.clone()));
-        let find = |for_a_look| journals.find_elsewhere(&mark, 0, Some(7), for_a_look).unwrap();
+        let find = |for_a_look| {
+            journals.find_elsewhere(&mark, 0, Some(&ImagePlace::file(7)), for_a_look).unwrap()
+        };
         assert!(matches!(find(false), Elsewhere::Found(_, Found::InUse)));
         drop(journal);
         let looks = find(true);
@@ -495,7 +493,10 @@ mod tests {
         let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
         names.sort();
         assert_eq!(names, [format!("bitmap-{mark}-3"), name(&mark)]);
-        assert!(matches!(journals.find(&mark, 0, Some(7), false), Ok(Found::Left(Some(_), _))));
+        assert!(matches!(
+            journals.find(&mark, 0, Some(&ImagePlace::file(7)), false),
+            Ok(Found::Left(Some(_), _))
+        ));
         // Back, into a folder that others may change.
         std::fs::rename(here.0.join(name(&mark)), there.0.join(name(&mark))).unwrap();
         std::fs::set_permissions(&there.0, Permissions::from_mode(0o755)).unwrap();

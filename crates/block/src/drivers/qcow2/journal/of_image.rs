@@ -14,6 +14,7 @@ use event_loop::sync::lock as locked;
 use rustix::fs::OFlags;
 
 use super::folder::{FILE, Folder, Journals, PREFIX, lock, name};
+use super::left::has_image;
 use super::{COMMITS, Journal, MAGIC, SLOTS, number};
 use crate::drivers::qcow2::marker::Mark;
 use crate::format::read_at;
@@ -50,20 +51,46 @@ impl Described {
         let (mark, _) = header.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
         let word = |at| number(header, at);
         let (committed, written) = (word(COMMITS as usize)?, word(COMMITS as usize + 8)?);
-        let place = match word(PLACE)? {
-            kind @ 1..=2 => {
-                let path = header.get(PATH..)?.get(..usize::try_from(word(PATH_LEN)?).ok()?)?;
-                Some(ImagePlace {
-                    is_device: kind == 2,
-                    device: word(PLACE + 8)?,
-                    inode: word(PLACE + 16)?,
-                    born: word(PLACE + 24)?,
-                    path: PathBuf::from(OsStr::from_bytes(path)),
-                })
-            }
-            _ => None,
-        };
-        Some(Described { mark: Mark::from_bytes(mark), place, is_needed: committed > written })
+        let (mark, place) = (Mark::from_bytes(mark), place(header));
+        Some(Described { mark, place, is_needed: committed > written })
+    }
+}
+
+/// Returns where the image was, from the bytes of a journal.
+pub(super) fn place(header: &[u8]) -> Option<ImagePlace> {
+    let word = |at| number(header, at);
+    let is_device = match word(PLACE)? {
+        1 => false,
+        2 => true,
+        _ => return None,
+    };
+    let path = header.get(PATH..)?.get(..usize::try_from(word(PATH_LEN)?).ok()?)?;
+    Some(ImagePlace {
+        is_device,
+        device: word(PLACE + 8)?,
+        inode: word(PLACE + 16)?,
+        born: word(PLACE + 24)?,
+        path: PathBuf::from(OsStr::from_bytes(path)),
+    })
+}
+
+/// Whether the image `here` is a copy of a journal's image, which was at `was`, in the file with that inode, or on a
+/// device (0).
+pub(super) fn is_copy(
+    mark: &Mark,
+    inode: u64,
+    was: Option<&ImagePlace>,
+    here: &ImagePlace,
+) -> bool {
+    match was {
+        // A file keeps its inode when it is moved.
+        _ if inode != 0 && !here.is_device => inode != here.inode,
+        // A device that was inactive may have another number, and its number may be another device's.
+        Some(was) => {
+            let has_moved = was.path == here.path && was.is_device && here.is_device;
+            !was.is_same_but_for_name(here) && !has_moved && has_image(&was.path, mark)
+        }
+        None => false,
     }
 }
 
