@@ -59,6 +59,7 @@ mod handover;
 mod host_faults;
 mod http;
 mod image_locks;
+mod img;
 mod incremental_backup;
 mod internal_snapshots;
 mod io_uring_denied;

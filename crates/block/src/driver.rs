@@ -21,7 +21,7 @@ use ::options::value::scalars;
 use ::options::{Object, OptionError, Value};
 
 use crate::error::OpenError;
-use crate::node::BlockNode;
+use crate::node::{BlockNode, ImageHeader};
 use crate::options::{BlockdevRef, Inherited};
 use crate::permissions::ChildUse;
 pub use crate::registry::OpenContext;
@@ -201,6 +201,13 @@ pub trait BlockDriver: DriverValue {
     /// As of [`open`](Self::open).
     fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
         Ok(Reopened::anew(self.open(node)?))
+    }
+
+    /// Reads what the image's header tells, without opening what the header names and without a password.
+    ///
+    /// `file` is the node of the image's bytes. `None`: the driver's images have no header.
+    fn read_header(&self, _file: &Arc<dyn BlockNode>) -> Option<Result<ImageHeader, OpenError>> {
+        None
     }
 
     /// Whether the open node has to [close its image](BlockNode::suspend_image) before this one opens it.

@@ -321,6 +321,19 @@ pub struct ImageDetails {
     pub specific: Object,
 }
 
+/// What the header of an image tells, and the lists that it leads to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImageHeader {
+    /// Bytes of the disk.
+    pub size: u64,
+    /// Whether the image was not closed.
+    pub is_dirty: bool,
+    /// The same as of an open image.
+    pub details: ImageDetails,
+    /// Internal snapshots, as far as descriptions list them.
+    pub snapshots: Vec<InternalSnapshot>,
+}
+
 /// Most items of a list in an image's description, and most bytes of their names: an image from a stranger may have 65,535
 /// bitmaps and snapshots.
 const MOST_ITEMS: usize = 1024;

@@ -8,6 +8,7 @@ use crate::complete;
 use crate::ctl::{self, CtlOptions};
 use crate::error::{OptionError, UsageError};
 use crate::help;
+use crate::img::{self, IMG, ImgCommand};
 use crate::inventory::Inventory;
 use crate::journals::{self, JournalsOptions};
 use crate::json;
@@ -16,7 +17,7 @@ use crate::masked;
 use crate::probe::{self, ProbeOptions};
 use crate::reference::GENERATED;
 use crate::serve::{self, ServeOptions};
-use crate::shape::{Member, Shape};
+use crate::shape::{Member, Row, Shape};
 use crate::storage_daemon::{self, Step, StorageDaemonOptions};
 use crate::table::{self, Context, Field, Kind, Syntax};
 use crate::top::{self, TopOptions};
@@ -27,6 +28,8 @@ use crate::value::{Dialect, Value};
 const RINGMILL: &str = "ringmill";
 /// The name under which the program acts as QSD.
 const QSD: &str = "qemu-storage-daemon";
+/// The name under which the program acts as qemu-img.
+pub(crate) const QEMU_IMG: &str = "qemu-img";
 
 /// The first argument with which shells request completions.
 const COMPLETE: &str = "--complete";
@@ -47,6 +50,8 @@ pub enum Command {
     Top(TopOptions),
     /// `ringmill probe [FILE]`.
     Probe(ProbeOptions),
+    /// `ringmill img COMMAND …`, or the program called `qemu-img`.
+    Img(Box<ImgCommand>),
     /// `ringmill check IMAGE`.
     Check(CheckOptions),
     /// `ringmill journals [JOURNAL|IMAGE…]`.
@@ -71,9 +76,34 @@ pub(crate) struct Subcommand {
     pub(crate) about: &'static str,
     /// Its options.
     pub(crate) options: fn() -> Vec<CliOption>,
+    /// Letters of options, beside those of all commands.
+    pub(crate) letters: &'static [(char, &'static str)],
+    /// The commands within it.
+    pub(crate) commands: &'static [&'static Subcommand],
     /// Command lines, and what each is for.
     pub(crate) examples: &'static [(&'static str, &'static str)],
-    read: fn(&'static str, &mut lexopt::Parser) -> Result<Command, OptionError>,
+    pub(crate) read: fn(&'static str, &mut lexopt::Parser) -> Result<Command, OptionError>,
+}
+
+impl Subcommand {
+    /// Returns the rows of the options, whose descriptions begin with their letters.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let letter = |name: &str| self.letters.iter().find(|(_, of)| *of == name);
+        let options = (self.options)().into_iter();
+        options
+            .flat_map(|option| option.member.rows())
+            .map(|row| match letter(&row.name) {
+                Some((letter, _)) => Row { help: format!("-{letter}: {}", row.help), ..row },
+                None => row,
+            })
+            .collect()
+    }
+
+    /// Returns all commands: this one, and those within it.
+    #[cfg(test)]
+    pub(crate) fn with_commands(&self) -> impl Iterator<Item = &Subcommand> {
+        [self].into_iter().chain(self.commands.iter().copied())
+    }
 }
 
 /// An option of a command, with its types erased.
@@ -88,7 +118,7 @@ pub(crate) struct CliOption {
 
 /// All commands.
 pub(crate) static COMMANDS: &[&Subcommand] =
-    &[&SERVE, &MOUNT, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &CHECK, &JOURNALS, &PROBE];
+    &[&SERVE, &MOUNT, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &IMG, &CHECK, &JOURNALS, &PROBE];
 
 static SERVE: Subcommand = Subcommand {
     name: "serve",
@@ -96,6 +126,8 @@ static SERVE: Subcommand = Subcommand {
     help: "serve one disk image to a virtual machine",
     about: "Serves a disk image, a file, a block device or a URL, over vhost-user-blk.",
     options: || erased(serve::OPTIONS),
+    letters: &[],
+    commands: &[],
     examples: &[
         ("ringmill serve disk.img --size 10G", "a disk of 10 GiB, made when it is missing"),
         (
@@ -121,6 +153,8 @@ static MOUNT: Subcommand = Subcommand {
     about: "Mounts a disk image, a file or a block device, on a regular file, whatever the image's format. \
             SIGTERM or Ctrl-C unmounts it.",
     options: || erased(serve::MOUNT),
+    letters: &[],
+    commands: &[],
     examples: &[
         (
             "ringmill mount disk.qcow2 disk.raw",
@@ -138,6 +172,8 @@ pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
     about: "Serves block nodes, by the options of qemu-storage-daemon. They are carried out in the \
             order in which they are given; what a name refers to comes before it.",
     options: || erased(storage_daemon::OPTIONS),
+    letters: &[],
+    commands: &[],
     examples: &[
         (
             "ringmill storage-daemon --blockdev file,node-name=disk0,filename=disk0.img \
@@ -190,6 +226,8 @@ static UPGRADE: Subcommand = Subcommand {
             monitor, the command prints why an upgrade failed; the daemon's log always has the reason. \
             SIGUSR2 starts the same upgrade.",
     options: || erased(upgrade::OPTIONS),
+    letters: &[],
+    commands: &[],
     examples: &[
         (
             "ringmill upgrade /run/ringmill.qmp",
@@ -210,6 +248,8 @@ static CTL: Subcommand = Subcommand {
             <name>=<value>, with dotted keys (cache.direct=on, iothread.0=io0) and doubled commas, or \
             JSON; a whole command may be QMP's '{\"execute\": ...}'. 'events' follows the daemon's events.",
     options: || erased(ctl::OPTIONS),
+    letters: &[],
+    commands: &[],
     examples: &[
         ("ringmill ctl /run/ringmill.qmp query-block-exports", "a table of the exports"),
         (
@@ -234,6 +274,8 @@ static TOP: Subcommand = Subcommand {
             I/O threads: CPU time, polling, wake-ups. On a terminal the view is updated and can be \
             scrolled; its last line lists the keys. A narrow terminal has fewer columns.",
     options: || erased(top::OPTIONS),
+    letters: &[],
+    commands: &[],
     examples: &[
         ("ringmill top /run/ringmill.qmp", "a live view"),
         (
@@ -253,6 +295,8 @@ static CHECK: Subcommand = Subcommand {
             are left, 3 for leaked clusters that are left, 63 for a format without checks, 1 if the check failed. \
             What a killed daemon has left in its journal belongs to the image; --repair writes it first.",
     options: || erased(check::OPTIONS),
+    letters: &[],
+    commands: &[],
     examples: &[
         ("ringmill check disk.qcow2", "what is wrong with an image"),
         ("ringmill check disk.qcow2 --repair all", "repair everything that can be repaired"),
@@ -271,6 +315,8 @@ static JOURNALS: Subcommand = Subcommand {
             folder; 'earlier boot'. --clear removes those in the last four states. Exit code: 0, or 1 if a journal \
             that was named was not found or not removed.",
     options: || erased(journals::OPTIONS),
+    letters: &[],
+    commands: &[],
     examples: &[
         ("ringmill journals", "all journals that this user may read"),
         ("ringmill journals --clear", "remove those that no image needs"),
@@ -289,11 +335,13 @@ static PROBE: Subcommand = Subcommand {
     about: "Shows what this machine offers: io_uring, limits and, of a file or block device, the \
             alignment of direct I/O; and what ringmill would choose, and why.",
     options: || erased(probe::OPTIONS),
+    letters: &[],
+    commands: &[],
     examples: &[("ringmill probe disk.img", "what would be chosen for this image")],
     read: |_, parser| probe(parser),
 };
 
-fn erased<T>(fields: &[Field<T>]) -> Vec<CliOption> {
+pub(crate) fn erased<T>(fields: &[Field<T>]) -> Vec<CliOption> {
     let option = |field: &Field<T>| {
         let (structure, implied) = match field.kind {
             Kind::Structure { shape, implied, .. } => (Some(shape()), implied),
@@ -306,10 +354,10 @@ fn erased<T>(fields: &[Field<T>]) -> Vec<CliOption> {
 
 /// Returns the program's name in messages, from `argv[0]`.
 ///
-/// It is `ringmill`, or `qemu-storage-daemon` if the program is called by that name.
+/// It is `ringmill`, or `qemu-storage-daemon` or `qemu-img` if the program is called by that name.
 pub fn program_name(argv0: &OsStr) -> &'static str {
     let name = Path::new(argv0).file_name();
-    if name == Some(OsStr::new(QSD)) { QSD } else { RINGMILL }
+    [QSD, QEMU_IMG].into_iter().find(|known| name == Some(OsStr::new(known))).unwrap_or(RINGMILL)
 }
 
 /// Reads a whole command line, program name included.
@@ -333,6 +381,7 @@ pub fn parse_args(argv: impl IntoIterator<Item = OsString>) -> Result<Command, U
     let mut parser = lexopt::Parser::from_args(argv);
     let command = match program {
         QSD => storage_daemon(program, &mut parser),
+        QEMU_IMG => img::read(program, &mut parser),
         _ => ringmill(program, &mut parser),
     };
     command.map_err(|error| UsageError { program, error })
@@ -396,7 +445,7 @@ fn storage_daemon(
     program: &'static str,
     parser: &mut lexopt::Parser,
 ) -> Result<Command, OptionError> {
-    let (given, arguments) = match scan(storage_daemon::OPTIONS, Names::Abbreviated, parser)? {
+    let (given, arguments) = match scan(storage_daemon::OPTIONS, &[], Names::Abbreviated, parser)? {
         Scanned::Help => return Ok(Command::Print(help::command(&STORAGE_DAEMON, program))),
         Scanned::Version => return Ok(Command::Print(help::version(program))),
         Scanned::Options(given, arguments) => (given, arguments),
@@ -461,7 +510,7 @@ pub(crate) fn read_options(options: &[String]) -> Result<Vec<Step>, OptionError>
     let mut parser = lexopt::Parser::from_args(words);
     let strange = || OptionError::new("not an option that makes something");
     let Scanned::Options(given, rest) =
-        scan(storage_daemon::OPTIONS, Names::Abbreviated, &mut parser)?
+        scan(storage_daemon::OPTIONS, &[], Names::Abbreviated, &mut parser)?
     else {
         return Err(strange());
     };
@@ -537,9 +586,22 @@ fn command<T>(
     start: impl FnOnce(Vec<OsString>) -> Result<T, OptionError>,
     finish: impl FnOnce(T) -> Result<Command, OptionError>,
 ) -> Result<Command, OptionError> {
-    match scan(options, Names::Exact, parser)? {
-        Scanned::Help => Ok(Command::Print(help::command(command, RINGMILL))),
-        Scanned::Version => Ok(Command::Print(help::version(RINGMILL))),
+    command_of(RINGMILL, Names::Exact, command, options, parser, start, finish)
+}
+
+/// The same, of a program by that name.
+pub(crate) fn command_of<T>(
+    program: &'static str,
+    names: Names,
+    command: &'static Subcommand,
+    options: &'static [Field<T>],
+    parser: &mut lexopt::Parser,
+    start: impl FnOnce(Vec<OsString>) -> Result<T, OptionError>,
+    finish: impl FnOnce(T) -> Result<Command, OptionError>,
+) -> Result<Command, OptionError> {
+    match scan(options, command.letters, names, parser)? {
+        Scanned::Help => Ok(Command::Print(help::command(command, program))),
+        Scanned::Version => Ok(Command::Print(help::version(program))),
         Scanned::Options(given, arguments) => {
             let mut draft = start(arguments)?;
             given.into_iter().try_for_each(|given| given.apply(&mut draft).map(drop))?;
@@ -551,7 +613,7 @@ fn command<T>(
 /// Whether long options may be abbreviated. QSD's may. Ringmill's own may not, so that a new option never changes the
 /// meaning of an old command line.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Names {
+pub(crate) enum Names {
     Exact,
     Abbreviated,
 }
@@ -638,12 +700,14 @@ const VERSION: &str = "version";
 /// parsed. An unknown option before them is an error.
 fn scan<T>(
     table: &'static [Field<T>],
+    letters: &[(char, &'static str)],
     names: Names,
     parser: &mut lexopt::Parser,
 ) -> Result<Scanned<T>, OptionError> {
     let mut given = Vec::new();
     let mut arguments = Vec::new();
     while let Some(argument) = parser.next().map_err(unexpected)? {
+        let mut is_letter = false;
         let name = match argument {
             lexopt::Arg::Value(value) => {
                 arguments.push(value);
@@ -651,8 +715,11 @@ fn scan<T>(
             }
             lexopt::Arg::Short('h') => return Ok(Scanned::Help),
             lexopt::Arg::Short('V') => return Ok(Scanned::Version),
-            lexopt::Arg::Short(letter) => match short(letter, table) {
-                Some(name) => name.to_owned(),
+            lexopt::Arg::Short(letter) => match short(letter, letters, table) {
+                Some(name) => {
+                    is_letter = true;
+                    name.to_owned()
+                }
                 None => {
                     return Err(OptionError::new(format!("invalid option -- '{letter}'"))
                         .hint(known_options(table)));
@@ -660,11 +727,19 @@ fn scan<T>(
             },
             lexopt::Arg::Long(name) => name.to_owned(),
         };
-        let attached = parser.optional_value();
         let written = name;
+        let takes_value = |name: &str| {
+            let field = table.iter().find(|field| field.name == name);
+            field.is_some_and(|field| !matches!(field.kind, Kind::Flag(_)))
+        };
+        // What follows the letter of a flag is another letter.
+        let attached = match is_letter && !takes_value(&written) {
+            true => None,
+            false => parser.optional_value(),
+        };
         let name = resolve(table, names, &written, attached.as_deref())?;
         let field = table.iter().find(|field| field.name == name);
-        let takes_value = field.is_some_and(|field| !matches!(field.kind, Kind::Flag(_)));
+        let takes_value = takes_value(name);
         if !takes_value && attached.is_some() {
             return Err(OptionError::new(format!("option '--{name}' doesn't allow an argument")));
         }
@@ -691,9 +766,14 @@ fn scan<T>(
     Ok(Scanned::Options(given, arguments))
 }
 
-/// The option for a letter, as in QSD.
-fn short<T>(letter: char, table: &[Field<T>]) -> Option<&'static str> {
-    let name = if letter == 'T' { "trace" } else { return None };
+/// The option for a letter: one of the command's `letters`, or as in QSD.
+fn short<T>(
+    letter: char,
+    letters: &[(char, &'static str)],
+    table: &[Field<T>],
+) -> Option<&'static str> {
+    let own = letters.iter().find(|(known, _)| *known == letter).map(|(_, name)| *name);
+    let name = own.or((letter == 'T').then_some("trace"))?;
     table.iter().map(|field| field.name).find(|known| *known == name)
 }
 
@@ -737,6 +817,6 @@ fn known_options<T>(table: &[Field<T>]) -> String {
     format!("Known options: {}", names.join(", "))
 }
 
-fn unexpected(error: lexopt::Error) -> OptionError {
+pub(crate) fn unexpected(error: lexopt::Error) -> OptionError {
     OptionError::new(error.to_string())
 }

@@ -1,7 +1,9 @@
 //! `--complete`: completions of a word of a command line. The shells' scripts, which `--generate complete-bash` and others
 //! print, call it.
 
-use crate::cli::{COMMANDS, CliOption, STORAGE_DAEMON, Subcommand, program_name};
+use crate::cli::{COMMANDS, CliOption, QEMU_IMG, STORAGE_DAEMON, Subcommand, program_name};
+use crate::help::last_word;
+use crate::img::IMG;
 use crate::keyval;
 use crate::reference::GENERATED;
 use crate::shape::{Shape, Union};
@@ -47,7 +49,21 @@ pub(crate) fn complete(words: &[String]) -> Completion {
                 None => return Completion::default(),
             }
         }
+        (QEMU_IMG, rest) => (&IMG, rest),
         (_, rest) => (&STORAGE_DAEMON, rest),
+    };
+    let (command, rest) = match rest {
+        [word] if !command.commands.is_empty() => {
+            let mut done = Completion::default();
+            let commands = command.commands.iter();
+            commands.for_each(|inner| done.add(word, last_word(inner.name), inner.help));
+            return done;
+        }
+        [first, rest @ ..] if !command.commands.is_empty() => {
+            let inner = command.commands.iter().find(|inner| last_word(inner.name) == first);
+            inner.map_or((command, &rest[..0]), |inner| (*inner, rest))
+        }
+        rest => (command, rest),
     };
     match rest.split_last() {
         Some((word, before)) => in_command(command, before, word),

@@ -1,7 +1,7 @@
 //! Help texts, made from the tables.
 
 use crate::QSD_RELEASE;
-use crate::cli::{COMMANDS, Subcommand};
+use crate::cli::{COMMANDS, QEMU_IMG, Subcommand};
 use crate::qmp::{QmpCommand, command};
 use crate::reference::GENERATED;
 use crate::shape::{self, Row, Shape, Union};
@@ -38,24 +38,33 @@ pub(crate) fn ringmill() -> String {
     text.entry("--generate <what>", &format!("print a generated text: {}", generated.join(", ")));
     text.line("");
     text.line("'ringmill <command> --help' or 'ringmill help <command>' describes a command.");
-    text.line("Called by the name qemu-storage-daemon, it is 'ringmill storage-daemon'.");
+    text.line("Called by the name qemu-storage-daemon, it is 'ringmill storage-daemon'; by the");
+    text.line("name qemu-img, 'ringmill img'.");
     text.done()
 }
 
 /// `--help` of a command.
 pub(crate) fn command(command: &Subcommand, program: &str) -> String {
-    let Subcommand { name, usage, about, options, .. } = command;
-    let called =
-        if program == "ringmill" { format!("ringmill {name}") } else { program.to_owned() };
+    let Subcommand { name, usage, about, options, commands, .. } = command;
+    let called = match program {
+        "ringmill" => format!("ringmill {name}"),
+        // The program is `img`.
+        QEMU_IMG => name.replacen("img", QEMU_IMG, 1),
+        _ => program.to_owned(),
+    };
     let mut text = Text::new(&format!("Usage: {called} {usage}"));
     text.paragraph(about);
+    if !commands.is_empty() {
+        text.heading("Commands:");
+        for command in *commands {
+            text.entry(last_word(command.name), command.help);
+        }
+    }
     text.heading("Options:");
     let options = options();
-    for option in &options {
-        for row in option.member.rows() {
-            let usage = format!("--{} {}", row.name, row.value);
-            text.entry(usage.trim_end(), &description(&row));
-        }
+    for row in command.rows() {
+        let usage = format!("--{} {}", row.name, row.value);
+        text.entry(usage.trim_end(), &description(&row));
     }
     text.common();
     if options.iter().any(|option| option.structure.is_some()) {
@@ -73,6 +82,11 @@ pub(crate) fn command(command: &Subcommand, program: &str) -> String {
         }
     }
     text.done()
+}
+
+/// The word by which a command within another one is called.
+pub(crate) fn last_word(name: &str) -> &str {
+    name.rsplit(' ').next().unwrap_or(name)
 }
 
 /// How the values of options with a structure are written.

@@ -29,6 +29,7 @@ mod ctl;
 mod error;
 mod export;
 mod help;
+mod img;
 mod inventory;
 mod journals;
 mod logging;
@@ -72,6 +73,7 @@ pub use export::{
     ScsiOptions, SizeUse, UblkOptions, VhostUserOptions,
 };
 pub use export::{options as export_union, read as read_export};
+pub use img::{Common as ImgCommon, CreateOptions, ImgCommand, InfoOptions};
 pub use inventory::{ChainUse, Inventory, SourceUse, Steady, check_configuration};
 pub use journals::JournalsOptions;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};

@@ -209,7 +209,7 @@ fn help_is_a_command_too() {
 
 #[test]
 fn every_option_and_what_it_can_be_is_in_the_help() {
-    for command in COMMANDS {
+    for command in COMMANDS.iter().flat_map(|command| command.with_commands()) {
         let text = help::command(command, "ringmill");
         for option in (command.options)() {
             let name = format!("--{}", option.member.name);
@@ -226,7 +226,8 @@ fn every_option_and_what_it_can_be_is_in_the_help() {
 #[test]
 fn command_lines_of_examples_are_right() {
     // Commands of monitors are those of the daemon, whose tests have the examples of ctl.
-    for command in COMMANDS.iter().filter(|command| command.name != "ctl") {
+    let commands = COMMANDS.iter().flat_map(|command| command.with_commands());
+    for command in commands.filter(|command| command.name != "ctl") {
         let mut named = String::new();
         for (line, _) in command.examples {
             parse(&line.split_whitespace().collect::<Vec<_>>());
@@ -267,7 +268,8 @@ fn help_inside_an_option_names_every_row() {
 
 #[test]
 fn help_fits_a_terminal_where_its_words_allow() {
-    let commands = COMMANDS.iter().map(|known| help::command(known, "ringmill"));
+    let commands = COMMANDS.iter().flat_map(|command| command.with_commands());
+    let commands = commands.map(|known| help::command(known, "ringmill"));
     for text in commands.chain([help::ringmill()]) {
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{line}");

@@ -89,6 +89,7 @@ use journals::Home;
 pub use journals::{journal_folder, journal_folders};
 use monitor::{Clients, LINGER_NS, Outcome};
 use objects::Objects;
+pub use objects::add_credentials;
 pub use open_files::raise_limit;
 use serving::{End, Message};
 use signal::Mailbox;

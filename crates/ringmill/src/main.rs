@@ -6,6 +6,7 @@ mod check;
 mod ctl;
 mod daemonize;
 mod dry_run;
+mod img;
 mod journals;
 mod probe;
 mod serve;
@@ -54,6 +55,7 @@ fn log_options(command: &Command) -> Option<LogOptions> {
         Command::StorageDaemon(options) => Some(options.log),
         Command::TakeOver => Some(take_over::log_options()),
         Command::Check(_) => Some(LogOptions::default()),
+        Command::Img(command) => img::log_options(command),
         Command::Ctl(_)
         | Command::Top(_)
         | Command::Journals(_)
@@ -68,6 +70,7 @@ fn run(command: Command) -> Result<ExitCode, DaemonError> {
         Command::Print(text) => Ok(print(&text)),
         Command::Top(options) => top::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Probe(options) => probe::run(&options).map(|text| print(&text)),
+        Command::Img(command) => img::run(*command),
         Command::Check(options) => check::run(&options),
         Command::Journals(options) => journals::run(&options),
         Command::Ctl(options) => ctl::run(&options).map(|()| ExitCode::SUCCESS),

@@ -10,7 +10,7 @@ pub(super) fn ringmill() -> Document {
     let mut page = Document::default();
     page.text(
         "Serves virtual machines' disks. Called by the name qemu-storage-daemon, the program is \
-         `ringmill storage-daemon`.",
+         `ringmill storage-daemon`; by the name qemu-img, `ringmill img`.",
     );
     page.terms([
         ("-h, --help".to_owned(), "print help and exit; of a command, after it".to_owned()),
@@ -26,6 +26,10 @@ pub(super) fn ringmill() -> Document {
             page.text("Takes the options of qemu-storage-daemon: see ringmill-storage-daemon(1).");
         } else {
             page.append(one(command), 1);
+        }
+        for inner in command.commands {
+            page.title(3, &format!("ringmill {}", inner.name));
+            page.append(one(inner), 2);
         }
     }
     page
@@ -96,9 +100,11 @@ fn one(command: &Subcommand) -> Document {
     let mut page = Document::default();
     page.code(&format!("ringmill {} {}", command.name, command.usage));
     page.text(command.about);
-    let options = (command.options)();
-    let rows = options.iter().flat_map(|option| option.member.rows()).collect();
-    page.rows(rows, Written::Options);
+    if !command.commands.is_empty() {
+        let commands = command.commands.iter();
+        page.terms(commands.map(|inner| (inner.name.to_owned(), inner.help.to_owned())));
+    }
+    page.rows(command.rows(), Written::Options);
     for (line, what) in command.examples {
         page.text(&format!("{}:", sentence(what).trim_end_matches('.')));
         page.code(&folded(line));

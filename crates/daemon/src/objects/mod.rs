@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use block::Credentials;
 use control::{NbdServerOptions, ObjectOptions, Property, Value};
 use tls::{Acceptor, Authorization};
 
@@ -58,6 +59,29 @@ impl Objects {
 /// The error of [`Made::set`] for an object without properties.
 fn no_property(name: &str) -> DaemonError {
     DaemonError::new(format!("Property '{name}' not found"))
+}
+
+/// Adds a secret or TLS credentials to those of nodes, for a program that is no daemon. Other objects do nothing there.
+///
+/// # Errors
+///
+/// The secret or the certificates cannot be read.
+pub fn add_credentials(
+    credentials: &mut Credentials,
+    options: &ObjectOptions,
+) -> Result<(), DaemonError> {
+    match options {
+        ObjectOptions::Secret(own) => {
+            let secret = secret::load(own, credentials)?;
+            credentials.add_secret(&own.id, secret);
+        }
+        ObjectOptions::TlsCreds(own) => {
+            let loaded = tls::X509::load(&own.files, None).map_err(DaemonError::new)?;
+            credentials.add(&own.id, loaded);
+        }
+        ObjectOptions::Iothread(_) | ObjectOptions::ThrottleGroup(_) | ObjectOptions::Authz(_) => {}
+    }
+    Ok(())
 }
 
 impl Daemon {

@@ -35,7 +35,7 @@ pub(super) fn make(
     Ok(SecretObject { id: options.id.clone() })
 }
 
-fn load(options: &SecretOptions, others: &Credentials) -> Result<Secret, DaemonError> {
+pub(super) fn load(options: &SecretOptions, others: &Credentials) -> Result<Secret, DaemonError> {
     let given = match &options.source {
         SecretSource::Data(data) => Secret::new(data.as_bytes().to_vec()),
         SecretSource::File(path) => fs::read(path).map(Secret::new).map_err(|error| {

@@ -14,5 +14,5 @@ pub(super) use self::channel::{Encrypted, EncryptedChannel};
 pub(super) use self::describe::specific;
 pub(super) use self::new::{LuksDraft, NewLuks};
 pub use self::slots::KeySlots;
-pub(super) use self::unlock::{Unlocked, password, unlock};
+pub(super) use self::unlock::{Unlocked, password, read_slots, unlock};
 pub(super) use self::volume::Read;

@@ -12,6 +12,7 @@ use super::volume::{Read, Volume};
 
 use crate::connections::Credentials;
 use crate::error::OpenError;
+use crate::node::BlockNode;
 use crate::registry::ToRead;
 
 /// A disk with its key.
@@ -58,6 +59,13 @@ pub(crate) async fn unlock(
     let work = move || done.send(find(volume, locate, &password));
     thread::Builder::new().name("luks".into()).spawn(work).map_err(|error| failed(&error))?;
     is_done.await.map_err(|_| failed(&"its thread has ended"))?
+}
+
+/// Reads the LUKS header at byte `start` of a node. Needs no password.
+pub(crate) fn read_slots(node: Arc<dyn BlockNode>, start: u64) -> Result<Arc<KeySlots>, OpenError> {
+    let mut volume = Volume::new(node)?;
+    volume.start = start;
+    Ok(KeySlots::new(volume.header()?, start))
 }
 
 fn find(volume: ToRead, locate: Locate, password: &[u8]) -> Result<Unlocked, OpenError> {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ::options::{Object, Value};
+use crypto::cipher::SECTOR;
 
 use super::node::LuksNode;
 use super::options::{FIELDS, LUKS, LuksOptions};
@@ -13,9 +14,9 @@ use crate::driver::{
     BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
     NeverInactive, NotReopened, OpenContext, is_defined_anew,
 };
-use crate::drivers::encryption::{Unlocked, password, unlock};
+use crate::drivers::encryption::{Unlocked, password, read_slots, specific, unlock};
 use crate::error::OpenError;
-use crate::node::BlockNode;
+use crate::node::{BlockNode, ImageDetails, ImageHeader};
 use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
@@ -98,6 +99,24 @@ impl BlockDriver for LuksOptions {
             }
             Ok(Box::new(unlocked) as Box<dyn Any + Send>)
         }))
+    }
+
+    fn read_header(&self, file: &Arc<dyn BlockNode>) -> Option<Result<ImageHeader, OpenError>> {
+        // A detached header is in another node.
+        self.header.is_none().then(|| {
+            let slots = read_slots(file.clone(), 0)?;
+            let header = slots.header();
+            let room = file.geometry().size.saturating_sub(header.payload());
+            let data = Value::Object(specific(&header));
+            let details = ImageDetails {
+                cluster_size: None,
+                encrypted: true,
+                backing: None,
+                specific: vec![("type".to_owned(), "luks".into()), ("data".to_owned(), data)],
+            };
+            let size = room - room % SECTOR as u64;
+            Ok(ImageHeader { size, is_dirty: false, details, snapshots: Vec::new() })
+        })
     }
 
     fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {

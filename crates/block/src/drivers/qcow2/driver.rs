@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ::options::{Object, Value};
 
 use super::options::{Backing, FIELDS, QCOW2, Qcow2Options};
-use super::{encrypt, implicit};
+use super::{described, encrypt, implicit};
 use crate::connections::ConnectContext;
 use crate::driver::{
     BlockDriver, ChildOption, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs,
@@ -15,7 +15,7 @@ use crate::driver::{
 };
 use crate::drivers::encryption::{password, unlock};
 use crate::error::OpenError;
-use crate::node::BlockNode;
+use crate::node::{BlockNode, ImageHeader};
 use crate::options::{BlockdevRef, write_options};
 use crate::permissions::ChildUse;
 
@@ -131,6 +131,10 @@ impl BlockDriver for Qcow2Options {
             ("backing.driver", is_backing_anew),
             ("data-file", is_data_file_anew),
         ])
+    }
+
+    fn read_header(&self, file: &Arc<dyn BlockNode>) -> Option<Result<ImageHeader, OpenError>> {
+        Some(described::read_header(file))
     }
 
     fn closes_to_reopen(&self) -> bool {

@@ -18,6 +18,7 @@ mod context;
 mod core;
 mod create;
 mod damage;
+mod described;
 mod details;
 mod direct;
 mod dirty;

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::directory::{self, Entry, Extension};
-use super::{Directory, data_clusters, is_data};
+use super::{Directory, Told, data_clusters, is_data, tell};
 use crate::drivers::qcow2::context::Channels;
 use crate::drivers::qcow2::engine::Places;
 use crate::drivers::qcow2::header::Header;
@@ -105,6 +105,22 @@ pub(in super::super) async fn load(
         sync(channels).await?;
     }
     Ok(Loaded { directory: Directory { entries, at }, bitmaps })
+}
+
+/// Reads the directory alone, for a description. `end`: that of the file.
+pub(in super::super) async fn describe(
+    channels: &Channels,
+    header: &Header,
+    extension: Extension,
+    end: u64,
+) -> io::Result<(Vec<Told>, usize)> {
+    let (offset, len) = extension.directory;
+    if offset + len > end {
+        return Err(invalid("the bitmap directory is beyond the end of the file"));
+    }
+    let bytes = read(channels, offset, len as usize).await?;
+    let entries = directory::parse(&bytes, extension, header.cluster).map_err(invalid)?;
+    Ok(tell(&entries))
 }
 
 /// Adds the places of an image's bitmaps, for a check. `end`: that of the file.

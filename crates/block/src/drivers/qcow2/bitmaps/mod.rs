@@ -24,7 +24,7 @@ use nix::errno::Errno;
 use self::directory::Entry;
 pub(super) use self::directory::Extension;
 pub(super) use self::kept::KeptBitmaps;
-pub(super) use self::load::{Loaded, list, load};
+pub(super) use self::load::{Loaded, describe, list, load};
 use super::context::Channels;
 use super::image::{Image, errno_of};
 use super::open::Below;
@@ -72,6 +72,18 @@ pub(super) struct Told {
     pub(super) flags: Vec<&'static str>,
 }
 
+/// The bitmaps of a directory, as far as descriptions list them, and the number of the others.
+fn tell(entries: &[Entry]) -> (Vec<Told>, usize) {
+    let listed = listed(entries.iter().map(|entry| &*entry.name));
+    let tell = |entry: &Entry| {
+        let flags = [(entry.in_use, "in-use"), (entry.auto, "auto")];
+        let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag);
+        let (name, granularity) = (entry.name.clone(), entry.granularity());
+        Told { name, granularity, flags: flags.collect() }
+    };
+    (entries.iter().take(listed).map(tell).collect(), entries.len() - listed)
+}
+
 impl ImageBitmaps {
     pub(super) fn new(
         node_name: String,
@@ -94,16 +106,7 @@ impl ImageBitmaps {
 
     /// What the file has, as far as descriptions list it, and the number of the others.
     pub(super) fn tell(&self) -> (Vec<Told>, usize) {
-        let directory = lock(&self.directory);
-        let listed = listed(directory.entries.iter().map(|entry| &*entry.name));
-        let tell = |entry: &Entry| {
-            let flags = [(entry.in_use, "in-use"), (entry.auto, "auto")];
-            let flags = flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| *flag);
-            let (name, granularity) = (entry.name.clone(), entry.granularity());
-            Told { name, granularity, flags: flags.collect() }
-        };
-        let told = directory.entries.iter().take(listed).map(tell).collect();
-        (told, directory.entries.len() - listed)
+        tell(&lock(&self.directory).entries)
     }
 
     /// The bitmaps that are to be in the image, the oldest first.

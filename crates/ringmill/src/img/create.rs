@@ -1,0 +1,41 @@
+//! `img create`.
+
+use std::process::ExitCode;
+
+use control::{CreateOptions, keyval};
+use daemon::DaemonError;
+use img::{NewImage, list_options};
+
+use super::{failed, images, print};
+
+/// Makes an image.
+pub(super) fn run(options: &CreateOptions) -> Result<ExitCode, DaemonError> {
+    let CreateOptions { common, image, size, options, backing, backing_format, is_unsafe } =
+        options;
+    let format = common.format.as_deref().unwrap_or("raw");
+    if asks_for_help(options) {
+        print(&list_options(format).map_err(failed)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut images = images(common)?;
+    let new = NewImage {
+        name: image.clone(),
+        format: format.to_owned(),
+        size: *size,
+        options: options.clone(),
+        backing: backing.clone(),
+        backing_format: backing_format.clone(),
+        trusts_backing: *is_unsafe,
+    };
+    let plan = images.plan(&new).map_err(failed)?;
+    if !common.quiet {
+        print(&format!("{plan}\n"));
+    }
+    images.make(&plan).map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether `-o` asks for the list of options.
+pub(super) fn asks_for_help(options: &[String]) -> bool {
+    options.iter().flat_map(|text| keyval::split(text)).any(keyval::is_help)
+}
