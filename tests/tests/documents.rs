@@ -158,30 +158,33 @@ fn comments_name_decision_records_that_exist() {
     assert!(named > 0, "no file names a decision record");
 }
 
-/// Numbers are unique and without gaps, so a record's number is enough to name it.
+/// Numbers are unique, so a record's number is enough to name it.
 #[test]
 fn decision_records_are_short_numbered_and_indexed() {
     let docs = repository().join("docs");
     let index = read(&docs.join("DESIGN.md"));
     let mut records = Vec::new();
     add_documents(&docs.join("decisions"), &mut records);
-    records.sort();
-    for (number, record) in (1..).zip(records) {
+    let mut numbers = HashSet::new();
+    for record in records {
         let name = record.file_name().expect("a name").to_string_lossy();
         let text = read(&record);
-        assert!(
-            name.starts_with(&format!("{number:04}-")),
-            "{name} should have number {number:04}"
-        );
+        let number = name.split('-').next().expect("split returns one part at least").to_owned();
+        let is_number = number.len() == 4 && number.bytes().all(|c| c.is_ascii_digit());
+        assert!(is_number, "{name} does not begin with a number of four digits");
+        assert!(numbers.insert(number.clone()), "two records have the number {number}");
         assert!(text.starts_with("# "), "{name} has no title");
         let words = text.split_whitespace().count();
         assert!(
             words <= RECORD_WORDS,
             "{name} has {words} words, at most {RECORD_WORDS} are allowed"
         );
-        let entries = index.matches(&format!("](decisions/{name})")).count();
-        assert_eq!(entries, 1, "docs/DESIGN.md lists {name} {entries} times, not once");
+        let entries: Vec<&str> =
+            index.lines().filter(|line| line.contains(&format!("](decisions/{name})"))).collect();
+        let listed = matches!(entries[..], [line] if line.starts_with(&format!("| {number} [")));
+        assert!(listed, "docs/DESIGN.md should have one line for {name}: {entries:?}");
     }
+    assert!(numbers.len() > 50, "only {} records found", numbers.len());
 }
 
 #[test]
