@@ -85,6 +85,7 @@ mod nbd_tls_hostile;
 mod nbd_upgraded;
 mod neighbours;
 mod nodes;
+mod openings;
 mod permissions;
 mod pin_memory;
 mod probe;

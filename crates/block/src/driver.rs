@@ -456,7 +456,7 @@ pub struct Reopened {
     /// The node that takes the place of the open one. `None`: the open one has the new options.
     pub node: Option<Arc<dyn BlockNode>>,
     /// Called if the options are not to be changed after all.
-    pub restore: Option<Box<dyn FnOnce()>>,
+    pub restore: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Reopened {
@@ -466,7 +466,7 @@ impl Reopened {
     }
 
     /// The open node has the new options.
-    pub fn in_place(restore: impl FnOnce() + 'static) -> Reopened {
+    pub fn in_place(restore: impl FnOnce() + Send + 'static) -> Reopened {
         Reopened { node: None, restore: Some(Box::new(restore)) }
     }
 }

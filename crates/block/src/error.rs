@@ -121,14 +121,10 @@ impl OpenError {
         OpenError { dirty: Some(image), ..OpenError::new(message) }
     }
 
-    /// Returns the image that has to be repaired before it can be opened.
-    ///
-    /// Only [`NodeRegistry::open_unless_dirty`](crate::NodeRegistry::open_unless_dirty) fails with one.
-    pub fn into_dirty_image(self) -> Result<DirtyImage, Self> {
-        match self.dirty {
-            Some(image) => Ok(image),
-            None => Err(self),
-        }
+    /// Splits off the image that has to be repaired before it can be opened.
+    pub(crate) fn without_dirty_image(mut self) -> (Self, Option<DirtyImage>) {
+        let image = self.dirty.take();
+        (self, image)
     }
 
     /// Returns the errno, if a system call failed.

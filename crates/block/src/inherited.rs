@@ -53,6 +53,17 @@ impl Inherited {
         self.owned.store(true, Ordering::Relaxed);
     }
 
+    /// Returns the images for a thread that opens nodes, until [`give_back`](Self::give_back).
+    pub(crate) fn lend(&mut self) -> Inherited {
+        let images = std::mem::take(&mut self.images);
+        Inherited { images, shared: self.shared, owned: self.owned.clone() }
+    }
+
+    /// Takes the images that the thread has not used.
+    pub(crate) fn give_back(&mut self, mut lent: Inherited) {
+        self.images.append(&mut lent.images);
+    }
+
     /// Takes the image at `path` if it was received and has the wanted access. Returns also the descriptor
     /// of the locks if that is another one.
     pub(crate) fn take(
@@ -82,10 +93,10 @@ impl Inherited {
 }
 
 /// The open images, for a handover.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Images(Vec<Image>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Image {
     /// The node's name.
     name: String,
@@ -123,6 +134,17 @@ impl Images {
             let lock = image.lock.upgrade().filter(|lock| !Arc::ptr_eq(lock, &fd));
             Some(OpenImage { path: image.path.clone(), fd, lock })
         })
+    }
+
+    /// Adds the images of a copy that are not among these.
+    pub(crate) fn merge(&mut self, copy: Images) {
+        self.0.retain(|image| image.fd.strong_count() > 0);
+        let known = self.0.len();
+        for image in copy.0.into_iter().filter(|image| image.fd.strong_count() > 0) {
+            if !self.0[..known].iter().any(|other| other.fd.ptr_eq(&image.fd)) {
+                self.0.push(image);
+            }
+        }
     }
 
     /// The state of failed flushes of that node.

@@ -51,7 +51,8 @@ pub use image_place::ImagePlace;
 pub use inherited::OpenImage;
 pub use own_mounts::{OwnMount, OwnMounts};
 pub use registry::{
-    BitmapsAbove, Child, GeneratedNames, JobFilter, MAX_CHAIN, NodeInfo, NodeRegistry,
+    BitmapsAbove, Child, GeneratedNames, JobFilter, MAX_CHAIN, NodeInfo, NodeRegistry, OpenedApart,
+    Opening, Threads,
 };
 pub use services::DriverServices;
 pub use submit::submit;

@@ -1,6 +1,7 @@
 //! All nodes of a process, by name, and how they are opened.
 
 mod activity;
+mod apart;
 mod chain;
 mod close;
 mod context;
@@ -17,12 +18,14 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
-use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth, mailbox};
+use event_loop::{IoThread, IoThreadConfig, LoopConfig, ThreadBirth, mailbox, oneshot};
 use nix::unistd::geteuid;
 
 pub(crate) use self::activity::ToRead;
+pub use self::apart::{OpenedApart, Opening, Threads};
 pub use self::context::OpenContext;
 use self::locks::is_used;
 use self::resize::Resizing;
@@ -30,7 +33,7 @@ pub use self::track::BitmapsAbove;
 use crate::connections::{Connections, Credentials};
 use crate::driver::ChildOption;
 use crate::drivers::file::ImageLock;
-use crate::drivers::qcow2::{Damage, Damages, Journals};
+use crate::drivers::qcow2::{Damage, Damages, DirtyImage, Journals};
 use crate::drivers::throttle::ThrottleGroup;
 use crate::error::OpenError;
 use crate::graph::{Edge, HeldEdges, hold};
@@ -64,11 +67,14 @@ pub struct NodeRegistry {
     users: RefCell<Vec<Weak<Edge>>>,
     throttle_groups: BTreeMap<String, Arc<ThrottleGroup>>,
     credentials: Credentials,
-    generated: u32,
+    /// The number of names that were generated, also on other threads.
+    generated: Arc<AtomicU32>,
     /// Given to the nodes inside a node that is opened again.
     names_to_give: GeneratedNames,
     /// State that a node which is opened anew takes over, by the node's name.
     kept: BTreeMap<String, Weak<dyn Any + Send + Sync>>,
+    /// The names of nodes with state in `kept` or `locks` that this part of a registry has added.
+    remembered: BTreeSet<String>,
     /// Of nodes' images.
     locks: BTreeMap<String, Weak<ImageLock>>,
     /// Made for the node that is being opened.
@@ -79,11 +85,17 @@ pub struct NodeRegistry {
     connector_birth: ThreadBirth,
     /// Dropped after the nodes: some wait for the end of what they have begun.
     services: Arc<DriverServices>,
+    /// That open nodes.
+    threads: Threads,
     /// Set while an inactive node's image is opened: takes no locks, neither of the image nor of
     /// images that it names.
     looks: bool,
     /// Set while nodes are opened whose images are repaired by the caller.
     repairs_apart: bool,
+    /// An image that could not be opened because of that.
+    dirty: Option<DirtyImage>,
+    /// Complete when nodes are closed that other threads close.
+    closing: Vec<oneshot::Receiver<()>>,
     resizing: Resizing,
     /// Of qcow2 images.
     journals: Option<Journals>,
@@ -100,7 +112,7 @@ pub struct NodeRegistry {
 }
 
 /// The generated names of the nodes inside a node, for nodes that are opened in their places.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct GeneratedNames(BTreeMap<(String, &'static str), String>);
 
 struct Entry {
@@ -333,34 +345,20 @@ impl NodeRegistry {
         options: &BlockdevOptions,
         connections: Connections,
     ) -> Result<(), OpenError> {
-        self.connections = connections;
-        let opened = self.open_top(options);
-        self.connections = Connections::default();
-        opened
+        let opening = self.begin_opening(options, connections)?;
+        self.finish_opening(opening.carry_out())
     }
 
-    /// Does the same, but repairs no image: repairing may take minutes.
+    /// Has images that must be repaired not be opened: repairing may take hours.
     ///
-    /// # Errors
-    ///
-    /// As of [`open`](Self::open); and an image is dirty: [`OpenError::into_dirty_image`].
-    pub fn open_unless_dirty(
-        &mut self,
-        options: &BlockdevOptions,
-        connections: Connections,
-    ) -> Result<(), OpenError> {
-        self.repairs_apart = true;
-        let opened = self.open_connected(options, connections);
-        self.repairs_apart = false;
-        opened
+    /// [`take_dirty_image`](Self::take_dirty_image) returns it when opening has failed.
+    pub fn set_repairs_apart(&mut self, apart: bool) {
+        self.repairs_apart = apart;
     }
 
-    fn open_top(&mut self, options: &BlockdevOptions) -> Result<(), OpenError> {
-        let Some(name) = &options.node_name else {
-            return Err(OpenError::new("'node-name' must be specified for the root node"));
-        };
-        let name = self.new_name(name)?;
-        self.open_as(name, options)
+    /// Returns the image that has to be repaired before the last node can be opened.
+    pub fn take_dirty_image(&mut self) -> Option<DirtyImage> {
+        self.dirty.take()
     }
 
     /// Opens a node for a job, under a name that [`filter_name`](Self::filter_name) has returned.
@@ -370,29 +368,15 @@ impl NodeRegistry {
     /// # Errors
     ///
     /// As of [`open`](Self::open).
-    pub fn open_for_a_job(
+    pub async fn open_for_a_job(
         &mut self,
         name: &str,
         options: &BlockdevOptions,
         connections: Connections,
     ) -> Result<(), OpenError> {
-        self.connections = connections;
-        let opened = self.open_as(name.to_owned(), options);
-        self.connections = Connections::default();
-        opened
-    }
-
-    fn open_as(&mut self, name: String, options: &BlockdevOptions) -> Result<(), OpenError> {
-        let mut nested = Vec::new();
-        let options = self.without_filters(options);
-        let top = match options.active {
-            true => self.open_tree(name, &options, &mut nested)?,
-            false => self.open_inactive(name, &options, &mut nested)?,
-        };
-        self.nodes.extend(nested.into_iter().map(Opened::into_nested));
-        let held = Kept::Top(top.node.clone());
-        self.nodes.extend([top.into_entry(held)]);
-        Ok(())
+        let opening = self.begin_opening_as(name.to_owned(), options, connections);
+        let opened = opening.on_a_thread().await?;
+        self.finish_opening(opened)
     }
 
     /// Returns the node of that name for a user, with its images locked.
@@ -571,15 +555,17 @@ impl NodeRegistry {
     ///
     /// There is no such node, it is nested in another one, or it is in use.
     pub fn remove(&mut self, name: &str) -> Result<(), OpenError> {
+        drop(self.take_out(name)?);
+        self.forget_closed();
+        Ok(())
+    }
+
+    fn take_out(&mut self, name: &str) -> Result<Entry, OpenError> {
         match self.nodes.get(name).map(|entry| &entry.node) {
             Some(Kept::Top(_)) if !self.edges(name).is_empty() => Err(OpenError::new(format!(
                 "Node '{name}' is busy: node is used by an export or by another node"
             ))),
-            Some(Kept::Top(_)) => {
-                self.nodes.remove(name);
-                self.forget_closed();
-                Ok(())
-            }
+            Some(Kept::Top(_)) => self.nodes.remove(name).ok_or_else(|| not_found(name)),
             Some(Kept::Nested(_)) => {
                 Err(OpenError::new(format!("Node '{name}' is not owned by the monitor")))
             }
@@ -725,8 +711,7 @@ impl NodeRegistry {
     }
 
     fn generate_name(&mut self) -> String {
-        let n = self.generated;
-        self.generated += 1;
+        let n = self.generated.fetch_add(1, Ordering::Relaxed);
         format!("#block{n:03}")
     }
 }

@@ -1,6 +1,7 @@
 //! The block layer: drivers, the graph, power cuts.
 
 mod alloc;
+mod apart;
 mod blkdebug;
 mod claims;
 mod common;

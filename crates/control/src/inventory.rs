@@ -137,6 +137,8 @@ pub struct SourceUse {
 const RESIZE: &str = "resize";
 /// The kind of a job that repairs the image in a node, before a node of the image is opened.
 const REPAIR: &str = "repair";
+/// The kind of a job that opens a node: of the node, and of those that its options refer to.
+const OPENING: &str = "opening";
 /// The kind of a `block-stream`.
 const STREAM: &str = "stream";
 
@@ -177,6 +179,9 @@ impl Job {
         OptionError::new(match self.kind {
             RESIZE => format!("Node '{node}' is busy: it is being resized"),
             REPAIR => format!("Node '{node}' is busy: the image in it is being repaired"),
+            OPENING => {
+                format!("Node '{node}' is busy: it, or a node that refers to it, is being opened")
+            }
             kind => {
                 format!("Node '{node}' is busy: block device is in use by block job: {kind}")
             }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use block::options::BlockdevOptions;
-use block::{ConnectContext, Connections, LEFT_LOCKED, OpenError};
+use block::{ConnectContext, Connections, LEFT_LOCKED, OpenError, OpenedApart};
 use control::qmp::events::BLOCK_EXPORT_DELETED;
 use control::{
     Action, ExportOptions, FdName, Inventory, MetricsOptions, MonitorOptions, NbdAddr,
@@ -33,15 +33,6 @@ pub(super) type NodeConnections = BTreeMap<String, Connections>;
 /// Connections that are being made.
 type Connecting = Pin<Box<dyn Future<Output = Result<NodeConnections, OpenError>>>>;
 
-/// Who repairs an image that another program has not closed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Repairs {
-    /// The caller, with [`DaemonError::dirty`].
-    Apart,
-    /// The command itself. Other commands wait, and the control loop runs.
-    AtOnce,
-}
-
 /// Time between two attempts to open an image that a killed process may have left locked: no event announces the end of
 /// the lock.
 const LOOK_AGAIN_NS: u64 = 5_000_000;
@@ -61,40 +52,75 @@ impl Daemon {
     }
 
     /// Adds what a command describes. Other commands are executed while a node connects to its servers, which may take
-    /// half a minute.
+    /// half a minute, and while it is opened.
     pub(super) async fn add_for_monitor(&mut self, step: Step) -> Result<Answer, DaemonError> {
+        self.add_until(step, self.lock_patience()).await
+    }
+
+    /// Does the same. `patience`: the deadline for waiting for a locked image.
+    async fn add_until(&mut self, step: Step, patience: u64) -> Result<Answer, DaemonError> {
         let Some(connecting) = self.connect_for_step(&step)? else {
-            return self.add_or_repair(step, NodeConnections::new()).await;
+            return self.add_apart(step, NodeConnections::new(), patience).await;
         };
         Ok(Answer::after(connecting, move |daemon, connected| {
             Box::pin(async move {
                 let connections = connected.map_err(DaemonError::from)?;
-                Ok(daemon.add_or_repair(step, connections).await?)
+                Ok(daemon.add_apart(step, connections, patience).await?)
             })
         }))
     }
 
-    /// Adds what a command describes. A dirty image is repaired first, and other commands are executed meanwhile.
-    async fn add_or_repair(
+    /// Adds what a command describes. A node is opened on another thread, and other commands are executed meanwhile, unless
+    /// jobs use the nodes that it refers to.
+    async fn add_apart(
         &mut self,
         step: Step,
-        connections: NodeConnections,
+        mut connections: NodeConnections,
+        patience: u64,
     ) -> Result<Answer, DaemonError> {
-        let mut error = match self.add_connected(&step, connections, Repairs::Apart).await {
-            Ok(()) => return Ok(().into()),
+        if let Action::Blockdev(options) = &step.action {
+            self.check_paths(&step.action)?;
+            let name = options.node_name.as_deref().unwrap_or_default();
+            if let Ok(inventory) = self.inventory.with(&step)?.with_opening(name) {
+                let connections = connections.remove(name).unwrap_or_default();
+                let opening = self.nodes.begin_opening(options, connections)?;
+                self.inventory = inventory;
+                return Ok(Answer::after(opening.on_a_thread(), move |daemon, opened| {
+                    Box::pin(async move { Ok(daemon.opened(step, opened, patience).await?) })
+                }));
+            }
+        }
+        self.add_connected(&step, connections).await?;
+        Ok(().into())
+    }
+
+    /// Adds a node that was opened on another thread. Waits for a lock as [`open_node`](Self::open_node) does.
+    async fn opened(
+        &mut self,
+        step: Step,
+        opened: Result<OpenedApart, OpenError>,
+        patience: u64,
+    ) -> Result<Answer, DaemonError> {
+        let Action::Blockdev(options) = &step.action else { return Ok(().into()) };
+        let name = options.node_name.as_deref().unwrap_or_default();
+        let inventory = self.inventory.opened(name);
+        let error = match opened.and_then(|opened| self.nodes.finish_opening(opened)) {
+            Ok(()) => {
+                self.inventory = self.with_generated_names(&inventory, options);
+                self.take_bitmaps().await?;
+                return Ok(().into());
+            }
             Err(error) => error,
         };
-        let Some(image) = error.dirty.take() else { return Err(error) };
-        let file = image.file().to_owned();
-        self.inventory = self.inventory.with_repair(&file)?;
-        Ok(Answer::after(image.repair(), move |daemon, repaired| {
-            Box::pin(async move {
-                daemon.inventory = daemon.inventory.repaired(&file);
-                repaired.map_err(DaemonError::from)?;
-                let connections = NodeConnections::new();
-                daemon.add_connected(&step, connections, Repairs::AtOnce).await?;
-                Ok(().into())
-            })
+        // Nothing could come to use the node.
+        self.inventory = inventory.without_node(name).unwrap_or(inventory);
+        let now = self.control.now_ns();
+        if !self.waits_for(&error) || now >= patience {
+            return Err(error.into());
+        }
+        let pause = self.control.sleep_until(now + LOOK_AGAIN_NS);
+        Ok(Answer::after(pause, move |daemon, ()| {
+            Box::pin(async move { Ok(daemon.add_until(step, patience).await?) })
         }))
     }
 
@@ -126,7 +152,7 @@ impl Daemon {
 
     /// Adds what an option, or a command, describes.
     pub(super) async fn add(&mut self, step: &Step) -> Result<(), DaemonError> {
-        self.add_connected(step, NodeConnections::new(), Repairs::AtOnce).await
+        self.add_connected(step, NodeConnections::new()).await
     }
 
     /// Does the same, with connections made beforehand.
@@ -134,7 +160,6 @@ impl Daemon {
         &mut self,
         step: &Step,
         mut connections: NodeConnections,
-        repairs: Repairs,
     ) -> Result<(), DaemonError> {
         self.check_paths(&step.action)?;
         let mut inventory = self.inventory.with(step)?;
@@ -142,7 +167,7 @@ impl Daemon {
             Action::Object(options) => self.make_object(options)?,
             Action::Blockdev(options) => {
                 let name = options.node_name.as_deref().unwrap_or_default();
-                self.open_node(options, connections.remove(name), repairs).await?;
+                self.open_node(options, connections.remove(name)).await?;
                 inventory = self.with_generated_names(&inventory, options);
                 self.take_bitmaps().await?;
             }
@@ -201,7 +226,6 @@ impl Daemon {
         &mut self,
         options: &BlockdevOptions,
         mut connections: Option<Connections>,
-        repairs: Repairs,
     ) -> Result<(), DaemonError> {
         let patience = self.lock_patience();
         loop {
@@ -212,17 +236,12 @@ impl Daemon {
                     None => Connections::default(),
                 },
             };
-            let error = match self.nodes.open_unless_dirty(options, connections) {
-                Ok(()) => return Ok(()),
+            let opened = self.nodes.begin_opening(options, connections)?.on_a_thread().await?;
+            match self.nodes.finish_opening(opened) {
                 Err(error) if self.waits_for(&error) => {
                     self.wait_for_lock(error, patience).await?;
-                    continue;
                 }
-                Err(error) => DaemonError::from(error),
-            };
-            match error.dirty {
-                Some(image) if repairs == Repairs::AtOnce => image.repair().await?,
-                _ => return Err(error),
+                opened => return Ok(opened?),
             }
         }
     }
@@ -385,12 +404,15 @@ impl Daemon {
         }
     }
 
-    /// `blockdev-del`.
-    pub(super) fn delete_node(&mut self, name: &str) -> Result<(), DaemonError> {
+    /// `blockdev-del`. Completes when the node is closed, by another thread.
+    pub(super) fn delete_node(
+        &mut self,
+        name: &str,
+    ) -> Result<impl Future<Output = ()> + use<>, DaemonError> {
         let inventory = self.inventory.without_node(name)?;
-        self.nodes.remove(name)?;
+        let closed = self.nodes.remove_apart(name)?;
         self.inventory = inventory;
-        Ok(())
+        Ok(closed)
     }
 
     /// Begins a `block_resize`. Other commands are executed until its end: librbd may wait for half a minute.

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use block::{DirtyImage, OpenError};
+use block::OpenError;
 use control::qmp::QmpError;
 use control::{OptionError, advice_for_serve};
 
@@ -18,8 +18,6 @@ pub struct DaemonError {
     hint: Option<String>,
     /// Whether monitors show the hint.
     hint_everywhere: bool,
-    /// The image to repair before the change is made again.
-    pub(super) dirty: Option<DirtyImage>,
 }
 
 impl fmt::Display for DaemonError {
@@ -35,7 +33,7 @@ impl fmt::Display for DaemonError {
 impl DaemonError {
     /// Returns an error of one line, without advice.
     pub fn new(error: impl fmt::Display) -> Self {
-        DaemonError { message: error.to_string(), hint: None, hint_everywhere: false, dirty: None }
+        DaemonError { message: error.to_string(), hint: None, hint_everywhere: false }
     }
 
     /// Returns an error, with advice if the limit of open files was reached.
@@ -80,16 +78,11 @@ impl From<OptionError> for DaemonError {
 
 impl From<OpenError> for DaemonError {
     fn from(error: OpenError) -> Self {
-        let message = error.to_string();
-        let error = match error.into_dirty_image() {
-            Ok(image) => return DaemonError { dirty: Some(image), ..DaemonError::new(message) },
-            Err(error) => error,
-        };
         match error.hint() {
             Some(hint) => DaemonError {
                 hint: Some(hint.to_owned()),
                 hint_everywhere: error.has_hint_everywhere(),
-                ..DaemonError::new(message)
+                ..DaemonError::new(&error)
             },
             None => DaemonError::with_advice(error),
         }

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime};
 
+use block::Threads;
 use event_loop::{
     Chosen, EventLoop, IoThread, IoThreadConfig, LoopHandle, SpawnError, ThreadEnd, oneshot,
 };
@@ -37,6 +38,11 @@ pub trait Host: Debug {
     ///
     /// The thread cannot be started.
     fn start_thread(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
+
+    /// Returns the threads that open and close nodes.
+    fn threads(&self) -> Threads {
+        Threads::default()
+    }
 
     /// Returns the time of day, for events.
     fn time_of_day(&self) -> SystemTime;

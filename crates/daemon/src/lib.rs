@@ -370,7 +370,8 @@ impl Daemon {
                 .with_services(DriverServices::new(
                     threads::library_birth(environment.sandbox.as_ref()),
                     environment.sandbox.is_some(),
-                )),
+                ))
+                .with_threads(host.threads()),
             threads: IoThreads::new(
                 control,
                 host.clone(),

@@ -14,7 +14,6 @@ use block::track::Tracking;
 use block::{BitmapsAbove, CreateQcow2, GeneratedNames, OwnMounts, create_qcow2_beside};
 use control::{Action, Inventory, Step};
 
-use super::changes::Repairs;
 use super::host::{Host, on_a_thread};
 use super::state::Moving;
 use super::{Daemon, DaemonError};
@@ -153,7 +152,8 @@ impl Daemon {
         // The overlay is opened again, with its backing node.
         let (watched, names) =
             (self.nodes.tracking_within(overlay), self.nodes.generated_names(overlay));
-        self.delete_node(overlay)?;
+        self.delete_node(overlay)?.await;
+        self.nodes.forget_removed();
         self.nodes.set_generated_names(names);
         let put = self.put_above(node, &after, &watched).await;
         if put.is_err()
@@ -192,7 +192,7 @@ impl Daemon {
         let users = self.nodes.edges(node);
         // The image lies on the node itself, below the filters of backups.
         let filters = self.nodes.take_filters(node);
-        if let Err(error) = self.open_node(overlay, None, Repairs::AtOnce).await {
+        if let Err(error) = self.open_node(overlay, None).await {
             self.nodes.set_filters(node, filters);
             return Err(error);
         }

@@ -187,6 +187,7 @@ impl Daemon {
             }
         }
         self.nodes.resized().await;
+        self.nodes.all_closed().await;
         // Threads first: an I/O thread may still own the node of an export that failed to start. A node that is closed there
         // leaves its journal to this thread, which removes it with `nodes`.
         drop(self.threads);

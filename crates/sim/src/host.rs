@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::daemon::{Host, HostThread, Successor};
+use block::Threads;
 use event_loop::ring::sim::{Faults, Storage};
 use event_loop::{
     Chosen, EventLoop, IoThreadConfig, LoopConfig, LoopHandle, PollParams, SpawnError, ThreadEnd,
@@ -177,6 +178,13 @@ impl Host for Machines {
     fn start_thread(&self, _name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         work();
         Ok(())
+    }
+
+    fn threads(&self) -> Threads {
+        Threads::new(|work| {
+            work();
+            Ok(())
+        })
     }
 
     fn time_of_day(&self) -> SystemTime {

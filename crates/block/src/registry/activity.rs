@@ -166,8 +166,13 @@ impl NodeRegistry {
         options: &BlockdevOptions,
         inactive: &BTreeMap<String, Entry>,
     ) -> Result<(), OpenError> {
-        let mut nested = Vec::new();
-        let top = self.open_tree(name.to_owned(), options, &mut nested)?;
+        let (own_name, own_options) = (name.to_owned(), options.clone());
+        let opened = self.apart(Self::around(name, options), move |registry| {
+            let mut nested = Vec::new();
+            let top = registry.open_tree(own_name, &own_options, &mut nested)?;
+            Ok((top, nested))
+        });
+        let (top, mut nested) = opened.await??;
         if self.grows(name) {
             top.node.enable_growth();
         }
@@ -271,9 +276,11 @@ impl NodeRegistry {
             let connected = connecting.await;
             self.connections = connected.inspect_err(|error| not_readable(name, error)).ok()?;
         }
-        let reader = self.look_to_read(name, &reading);
+        let (own_name, around) = (name.to_owned(), Self::around(name, &reading));
+        let reader =
+            self.apart(around, move |registry| registry.look_to_read(&own_name, &reading)).await;
         self.connections = Connections::default();
-        reader
+        reader.inspect_err(|error| not_readable(name, error)).ok()?
     }
 
     /// Opens an inactive node's image for reading, without locks on it and on its backing images.

@@ -96,20 +96,23 @@ impl NodeRegistry {
             if options.driver.layer() != Layer::Format {
                 return self.reopen(name, &options).await.map(drop);
             }
-            let mut children = entry.children.clone();
+            let children = entry.children.clone();
             for child in children.iter().filter(|child| child.role != "backing") {
                 let below = self.below_filter(child.edge.node().name());
                 self.make_writable(&below).await?;
             }
-            let mut nested = Vec::new();
-            let mut context = OpenContext {
-                registry: self,
-                name,
-                options: &options,
-                children: &mut children,
-                nested: &mut nested,
-            };
-            let node = options.driver.open(&mut context)?;
+            let (own_name, own_options) = (name.to_owned(), options.clone());
+            let opened = self.apart(NodeRegistry::around(name, &options), move |registry| {
+                let mut context = OpenContext {
+                    registry,
+                    name: &own_name,
+                    options: &own_options,
+                    children: &mut { children },
+                    nested: &mut Vec::new(),
+                };
+                own_options.driver.open(&mut context)
+            });
+            let node = opened.await??;
             let mut users = None;
             let placed = self.put_in_place(name, &options, Some(node), &mut users).await;
             let (node, tracking) =

@@ -184,6 +184,13 @@ impl<'a> OpenContext<'a> {
         self.registry.repairs_apart
     }
 
+    /// Keeps the image that has to be repaired first, if the error is about one.
+    pub(crate) fn noting(&mut self, error: OpenError) -> OpenError {
+        let (error, dirty) = error.without_dirty_image();
+        self.registry.dirty = dirty;
+        error
+    }
+
     /// Opens a child that the image names and the options do not.
     ///
     /// # Errors
@@ -225,6 +232,7 @@ impl<'a> OpenContext<'a> {
     pub fn keep<T: Any + Send + Sync>(&mut self, state: Arc<T>) {
         let state: Arc<dyn Any + Send + Sync> = state;
         self.registry.kept.insert(self.name.to_owned(), Arc::downgrade(&state));
+        self.registry.remembered.insert(self.name.to_owned());
     }
 
     /// Returns what the node that this one replaces has [kept](Self::keep).

@@ -108,16 +108,23 @@ impl NodeRegistry {
         users: &mut Option<Drained>,
         changed: &mut Vec<(String, BlockdevOptions)>,
     ) -> Result<(), OpenError> {
-        let mut children = self.reopen_children(name, options, changed).await?;
-        let mut nested = Vec::new();
-        let mut context = OpenContext {
-            registry: self,
-            name,
-            options,
-            children: &mut children,
-            nested: &mut nested,
-        };
-        let Reopened { node, restore } = options.driver.reopen(&mut context)?;
+        let children = self.reopen_children(name, options, changed).await?;
+        let mut around = NodeRegistry::around(name, options);
+        around.extend(children.iter().map(|child| child.edge.node().name().to_owned()));
+        let (own_name, own_options) = (name.to_owned(), options.clone());
+        let reopened = self.apart(around, move |registry| {
+            let (mut children, mut nested) = (children, Vec::new());
+            let mut context = OpenContext {
+                registry,
+                name: &own_name,
+                options: &own_options,
+                children: &mut children,
+                nested: &mut nested,
+            };
+            let reopened = own_options.driver.reopen(&mut context)?;
+            Ok((reopened, children, nested))
+        });
+        let (Reopened { node, restore }, children, nested) = reopened.await??;
         let placed = self.put_in_place(name, options, node, users).await;
         let (node, tracking) = placed.inspect_err(|_| restore.into_iter().for_each(|f| f()))?;
         self.nodes.extend(nested.into_iter().map(Opened::into_nested));
@@ -321,6 +328,7 @@ impl NodeRegistry {
         self.locks.retain(|_, lock| lock.strong_count() > 0);
         if let Some(lock) = node.lock() {
             self.locks.insert(name.to_owned(), Arc::downgrade(lock));
+            self.remembered.insert(name.to_owned());
         }
     }
 }

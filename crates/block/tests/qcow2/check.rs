@@ -276,9 +276,10 @@ fn a_dirty_image_is_repaired_apart() {
     fs::write(&path, &dirty).unwrap();
     let options = options(&path);
     let mut nodes = NodeRegistry::new();
+    nodes.set_repairs_apart(true);
     let mut found = || {
-        let opened = nodes.open_unless_dirty(&options, Connections::default());
-        opened.map_err(|error| error.into_dirty_image().unwrap())
+        let opened = nodes.open_connected(&options, Connections::default());
+        opened.map_err(|_| nodes.take_dirty_image().unwrap())
     };
     let given_up = found().unwrap_err();
     drop(given_up);

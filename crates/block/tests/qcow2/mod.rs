@@ -7,7 +7,7 @@ mod costs;
 mod cut_off;
 mod damage;
 mod full;
-mod image;
+pub(crate) mod image;
 mod inflated;
 mod kept;
 mod killed;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use block::permissions::{ChildUse, Claim, EdgeUse, JobUse, NodeUse, Permissions, UserUse, check};
 
-use super::{ChainUse, Export, Inventory, Job, REPAIR, RESIZE, STREAM, SourceUse};
+use super::{ChainUse, Export, Inventory, Job, OPENING, REPAIR, RESIZE, STREAM, SourceUse};
 use crate::error::OptionError;
 use crate::export::SizeUse;
 
@@ -66,7 +66,8 @@ const REPAIRS: Claim = {
 };
 
 /// What changes of a node need of it, by the kinds of their jobs.
-const CHANGES: [(&str, Claim); 2] = [(RESIZE, RESIZES), (REPAIR, REPAIRS)];
+const CHANGES: [(&str, Claim); 3] =
+    [(RESIZE, RESIZES), (REPAIR, REPAIRS), (OPENING, Claim::NOTHING)];
 
 /// Returns the name of a change of a node among the jobs. No job of a user has such a name.
 fn change_of(node: &str, kind: &str) -> String {
@@ -144,6 +145,58 @@ impl Inventory {
     #[must_use]
     pub fn repaired(&self, file: &str) -> Inventory {
         self.without_job(&change_of(file, REPAIR))
+    }
+
+    /// Returns the inventory with a node that is being opened, until [`opened`](Self::opened). It keeps the nodes that its
+    /// options refer to as they are.
+    ///
+    /// # Errors
+    ///
+    /// A job uses one of them, or another node that is being opened.
+    pub fn with_opening(&self, name: &str) -> Result<Inventory, OptionError> {
+        let involved = self.referred_by(name);
+        involved.iter().try_for_each(|name| self.free_of_jobs(name))?;
+        involved.iter().try_fold(self.clone(), |inventory, name| {
+            inventory.with_change(name, OPENING, Claim::NOTHING)
+        })
+    }
+
+    /// Returns the inventory with a node that is no longer being opened.
+    #[must_use]
+    pub fn opened(&self, name: &str) -> Inventory {
+        let involved = self.referred_by(name);
+        involved
+            .iter()
+            .fold(self.clone(), |inventory, name| inventory.without_job(&change_of(name, OPENING)))
+    }
+
+    /// A node, and those that its options refer to by name.
+    fn referred_by(&self, name: &str) -> Vec<String> {
+        let (mut names, mut unseen) = (vec![name.to_owned()], vec![name]);
+        while let Some(node) = unseen.pop().and_then(|name| self.nodes.get(name)) {
+            for child in &node.children {
+                match child.owned {
+                    true => unseen.push(&child.name),
+                    false => names.push(child.name.clone()),
+                }
+            }
+        }
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// Checks that a node is neither being opened nor repaired, nor one that is being opened refers to it.
+    ///
+    /// # Errors
+    ///
+    /// It is.
+    pub(super) fn is_settled(&self, node: &str) -> Result<(), OptionError> {
+        let changes = |job: &&Job| matches!(job.kind, OPENING | REPAIR) && job.source == node;
+        match self.jobs.values().find(changes) {
+            Some(job) => Err(job.conflict(node)),
+            None => Ok(()),
+        }
     }
 
     /// Checks that users of a node can bear that a larger overlay replaces it.

@@ -35,6 +35,7 @@ impl Inventory {
         options: &BlockdevOptions,
         present: &dyn Fn(&str, &str) -> Option<String>,
     ) -> Result<(), OptionError> {
+        self.is_settled(name)?;
         self.bear_reopen(name, options, present)?;
         self.is_active(name)?;
         let Some(node) = self.nodes.get(name) else {

@@ -2,17 +2,19 @@
 
 use std::pin::Pin;
 
+use block::DirtyImage;
+use control::Object;
 use control::qmp::QmpError;
 use event_loop::oneshot;
 use nix::errno::Errno;
 use sandbox::Sandbox;
 use serde_json::{Value as Json, json};
 
-use super::{Call, Running};
-use crate::Daemon;
+use super::{Accepted, Call, Running, read};
 use crate::monitor::{Outcome, Request};
 use crate::serving::Message;
 use crate::state::not_recorded;
+use crate::{Daemon, DaemonError};
 
 /// The answer to a successful command, and the time when the answer is sent.
 pub(crate) enum Answer {
@@ -73,8 +75,17 @@ impl Daemon {
         &mut self,
         request: Request,
     ) -> Option<(Leave, oneshot::Sender<Outcome>)> {
-        let Request { call: Call { records, run }, answer } = request;
+        let Request { call: Call { records, mut again, run }, answer } = request;
+        // A command that has changed nothing is executed again after a repair, which may take hours.
+        self.nodes.set_repairs_apart(again.is_some());
         let mut outcome = run(self).await;
+        self.nodes.set_repairs_apart(false);
+        if let Some(image) = self.nodes.take_dirty_image()
+            && outcome.is_err()
+            && let Some(again) = again.take()
+        {
+            outcome = self.repair(image, *again);
+        }
         if records && !matches!(outcome, Ok(Answer::Continued(_))) {
             // A failed command may have changed part of the configuration, so record the state as
             // well.
@@ -98,12 +109,35 @@ impl Daemon {
                         drop(waiting);
                         rest(daemon)
                     });
-                    mailbox.push(Message::Request(Request { call: Call { records, run }, answer }));
+                    mailbox.push(Message::Request(Request {
+                        call: Call { records, again, run },
+                        answer,
+                    }));
                 });
             }
             Err(error) => answer.send(Err(self.explain(error))),
         }
         None
+    }
+
+    /// Repairs an image, then executes the command that opens it. Other commands are executed meanwhile.
+    fn repair(
+        &mut self,
+        image: DirtyImage,
+        (command, arguments): (String, Object),
+    ) -> Result<Answer, QmpError> {
+        let file = image.file().to_owned();
+        self.inventory = self.inventory.with_repair(&file).map_err(DaemonError::from)?;
+        Ok(Answer::after(image.repair(), move |daemon, repaired| {
+            Box::pin(async move {
+                daemon.inventory = daemon.inventory.repaired(&file);
+                repaired.map_err(DaemonError::from)?;
+                match read(&command, arguments)? {
+                    Accepted::Call(call) => (call.run)(daemon).await,
+                    Accepted::Answer(answer) => Ok(answer.into()),
+                }
+            })
+        }))
     }
 
     /// Adds a hint to an error that the sandbox may have caused: access to a file is denied.

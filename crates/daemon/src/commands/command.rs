@@ -86,6 +86,7 @@ impl<A: Default, R: Into<Answer>> DaemonCommand for Command<A, R> {
         let (arguments, run) = (self.parse(arguments)?, self.run);
         Ok(Accepted::Call(Call {
             records: self.records,
+            again: None,
             run: Box::new(move |daemon| {
                 Box::pin(async move { Ok(run(daemon, arguments).await?.into()) })
             }),

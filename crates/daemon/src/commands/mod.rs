@@ -55,9 +55,14 @@ pub(super) type Running<'a, R = Answer> = Pin<Box<dyn Future<Output = Result<R, 
 pub(super) struct Call {
     /// Whether the command may change the configuration in the state file.
     records: bool,
+    /// The command, to be executed again after an image was repaired that it opens. `None`: it is not.
+    again: Option<Again>,
     /// Executes the command.
     run: Rest,
 }
+
+/// A command and its arguments.
+type Again = Box<(String, Object)>;
 
 /// A command after its arguments were accepted.
 pub(super) enum Accepted {
@@ -105,5 +110,10 @@ pub fn register() {
 /// The command does not exist, or an argument is missing, unknown or invalid.
 pub(super) fn read(name: &str, arguments: Object) -> Result<Accepted, QmpError> {
     let found = all().find(|command| command.name() == name);
-    found.ok_or_else(|| QmpError::command_not_found(name))?.read(arguments)
+    let command = found.ok_or_else(|| QmpError::command_not_found(name))?;
+    let again = Some(Box::new((name.to_owned(), arguments.clone())));
+    Ok(match command.read(arguments)? {
+        Accepted::Call(call) => Accepted::Call(Call { again, ..call }),
+        answer @ Accepted::Answer(_) => answer,
+    })
 }

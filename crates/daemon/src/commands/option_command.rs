@@ -69,6 +69,7 @@ impl DaemonCommand for OptionCommand {
         let step = self.parse(arguments)?;
         Ok(Accepted::Call(Call {
             records: true,
+            again: None,
             run: Box::new(move |daemon| {
                 Box::pin(async move { Ok(daemon.add_for_monitor(step).await?) })
             }),

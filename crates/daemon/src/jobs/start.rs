@@ -140,7 +140,7 @@ impl Daemon {
                 Some(connecting) => connecting.await?,
                 None => Connections::default(),
             };
-            self.nodes.open_for_a_job(&name, options, connections)?;
+            self.nodes.open_for_a_job(&name, options, connections).await?;
             own.push(name.clone());
             users.push(self.nodes.get(&name)?);
         }

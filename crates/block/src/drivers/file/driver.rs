@@ -124,7 +124,7 @@ impl BlockDriver for Image {
         let restore = lock.clone().map(|lock| {
             let claims = lock.claims();
             // Less than what it has now, or what it had a moment ago.
-            Box::new(move || drop(lock.change(claims))) as Box<dyn FnOnce()>
+            Box::new(move || drop(lock.change(claims))) as Box<dyn FnOnce() + Send>
         });
         let (name, common) = (node.name().to_owned(), node.options());
         let mounts = node.own_mounts();

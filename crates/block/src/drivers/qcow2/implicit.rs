@@ -93,7 +93,9 @@ fn open_with(
     if let Some(unlocked) = unlocked.as_ref().filter(|_| !node.is_look()) {
         node.keep(unlocked.clone());
     }
-    opening.finish(node.name().to_owned(), common, options, children, unlocked, node.journals())
+    let name = node.name().to_owned();
+    let opened = opening.finish(name, common, options, children, unlocked, node.journals());
+    opened.map_err(|error| node.noting(error))
 }
 
 /// Warns if a relative name of a data file fits another file, too: that beside the image, which earlier versions took. Fails

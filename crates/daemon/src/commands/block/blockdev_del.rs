@@ -18,14 +18,19 @@ pub(super) static COMMAND: Command<Arguments, Answer> = Command {
     records: true,
     run: |daemon, Arguments { node_name }| {
         Box::pin(async move {
-            daemon.delete_node(&node_name)?;
-            let Some(closed) = daemon.nodes.services().closed() else {
-                return Ok(().into());
-            };
-            let enough = daemon.control.sleep_until(daemon.control.now_ns() + CLOSING_NS);
-            Ok(Answer::Later(Box::pin(async move {
-                let _ = until(closed, enough).await;
-            })))
+            let closed = daemon.delete_node(&node_name)?;
+            Ok(Answer::after(closed, |daemon, ()| {
+                Box::pin(async move {
+                    daemon.nodes.forget_removed();
+                    let Some(closed) = daemon.nodes.services().closed() else {
+                        return Ok(().into());
+                    };
+                    let enough = daemon.control.sleep_until(daemon.control.now_ns() + CLOSING_NS);
+                    Ok(Answer::Later(Box::pin(async move {
+                        let _ = until(closed, enough).await;
+                    })))
+                })
+            }))
         })
     },
 };
