@@ -152,6 +152,12 @@ pub trait BlockNode: Send + Sync {
         self.child()?.stop_waiting()
     }
 
+    /// Returns what tells the content from others that its server may have under the same name. `None`: it is on no server, or
+    /// may change.
+    fn content(&self) -> Option<String> {
+        self.child().and_then(|below| below.content())
+    }
+
     /// Returns what tells the node's file or block device from others of this host.
     fn place(&self) -> Option<ImagePlace> {
         self.child().and_then(|below| below.place())

@@ -217,6 +217,55 @@ fn no_byte_of_another_content_is_read() {
     }
 }
 
+/// An overlay has some blocks of its own, and the others come from the server: never from another content.
+#[test]
+fn an_overlay_refuses_another_content() {
+    let image = content();
+    let tag = Arc::new(Mutex::new(TAG));
+    let now = tag.clone();
+    let server = WebServer::start(move |asked| part(asked, &image, *lock(&now)));
+    let overlay = TempFile::new(&disk(), "http-overlay", 0);
+    std::fs::remove_file(&overlay.0).unwrap();
+    let size = LEN.next_multiple_of(512) as u64;
+    block::create_qcow2(&overlay.0, &block::CreateQcow2::new(size)).unwrap();
+    let open = |backing_changed, read_only| {
+        let unnamed = |driver| BlockdevOptions { node_name: None, ..blockdev("", driver) };
+        let template =
+            BlockdevOptions { read_only: true, ..unnamed(options(&server.url("/a")).driver()) };
+        let driver = Driver::from(Qcow2Options {
+            file: BlockdevRef::Inline(Box::new(BlockdevOptions {
+                read_only,
+                ..unnamed(file(&overlay.0, None))
+            })),
+            backing: Backing::Node(BlockdevRef::Inline(Box::new(template))),
+            backing_changed,
+            ..Qcow2Options::default()
+        });
+        NodeRegistry::new().open(&BlockdevOptions { read_only, ..blockdev("disk", driver) })
+    };
+    let works = |backing_changed| {
+        let mut rig = Connected::new(open(backing_changed, false).unwrap());
+        rig.write(4096, &[7; 512], 0).unwrap();
+        assert!(rig.read(0, 4096, 0).unwrap() == content()[..4096]);
+    };
+    works(false);
+    works(false);
+    *lock(&tag) = "\"two\"";
+    for read_only in [false, true] {
+        let refused = open(false, read_only).map(drop).unwrap_err().to_string();
+        assert!(refused.contains("ETag \"one\"") && refused.contains("ETag \"two\""), "{refused}");
+    }
+    // Other programs keep what they do not know.
+    let rebase = ["rebase", "-u", "-b", "", overlay.0.to_str().unwrap()];
+    let rebased = std::process::Command::new("qemu-img").args(rebase).status();
+    assert!(rebased.unwrap().success());
+    assert!(open(false, false).is_err());
+    works(true);
+    works(false);
+    *lock(&tag) = TAG;
+    assert!(open(false, false).is_err());
+}
+
 #[test]
 fn answers_against_the_rules_fail_at_once() {
     let answers: [fn(&Asked, &[u8]) -> Answer; 5] = [

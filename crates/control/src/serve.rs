@@ -213,19 +213,8 @@ impl ServeOptions {
             let common = common(None, driver);
             inline(BlockdevOptions { read_only: common.read_only || is_template, ..common })
         };
-        let qcow2 = |file, backing| {
-            Driver::from(Qcow2Options {
-                file,
-                data_file: None,
-                backing,
-                pass_discard_request: None,
-                pass_discard_snapshot: None,
-                discard_no_unref: false,
-                unheeded: Default::default(),
-                encrypt: None,
-                caches: Default::default(),
-            })
-        };
+        let qcow2 =
+            |file, backing| Driver::from(Qcow2Options { file, backing, ..Qcow2Options::default() });
         let driver = match format {
             ServeFormat::Qcow2 => qcow2(below(driver), Backing::Implicit),
             ServeFormat::ProbedRaw if !self.read_only && !is_template => Driver::from(RawOptions {

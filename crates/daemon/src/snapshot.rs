@@ -93,14 +93,8 @@ impl Daemon {
             discard: below.discard,
             driver: Driver::from(Qcow2Options {
                 file: BlockdevRef::Inline(Box::new(file.clone())),
-                data_file: None,
                 backing: Backing::Node(BlockdevRef::Name(node_name.clone())),
-                pass_discard_request: None,
-                pass_discard_snapshot: None,
-                discard_no_unref: false,
-                unheeded: Default::default(),
-                encrypt: None,
-                caches: Default::default(),
+                ..Qcow2Options::default()
             }),
             ..file
         };

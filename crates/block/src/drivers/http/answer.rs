@@ -39,6 +39,12 @@ impl Identity {
         self.etag.as_deref().filter(|etag| !etag.starts_with("W/"))
     }
 
+    /// Returns what is the same for equal bytes. A copy on another server has another time.
+    pub(super) fn lasting(&self) -> String {
+        let modified = self.modified.clone().filter(|_| self.strong_etag().is_none());
+        Identity { modified, ..self.clone() }.to_string()
+    }
+
     /// Returns whether both are of the same content. An ETag says more than a time.
     fn is_of_same(&self, other: &Identity) -> bool {
         self.len == other.len

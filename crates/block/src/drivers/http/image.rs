@@ -69,6 +69,11 @@ impl Image {
         self.source.identity().len
     }
 
+    /// See [`BlockNode::content`](crate::node::BlockNode::content).
+    pub(super) fn content(&self) -> String {
+        self.source.identity().lasting()
+    }
+
     /// See [`BlockNode::stop_waiting`](crate::node::BlockNode::stop_waiting).
     pub(super) fn stop_waiting(&self) -> NoWaiting {
         let waits_no_longer = NoWaiting::new(self.impatient.clone());

@@ -57,6 +57,10 @@ impl BlockNode for HttpNode {
         Some(self.image.stop_waiting())
     }
 
+    fn content(&self) -> Option<String> {
+        Some(self.image.content())
+    }
+
     fn may_name_files(&self) -> bool {
         false
     }

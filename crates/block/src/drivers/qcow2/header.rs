@@ -66,6 +66,8 @@ pub(super) const FEATURE_NAMES: u32 = 0x6803_f857;
 pub(super) const DATA_FILE_NAME: u32 = 0x4441_5441;
 pub(super) const BITMAPS_EXTENSION: u32 = 0x2385_2875;
 pub(super) const LUKS_EXTENSION: u32 = 0x0537_be77;
+/// ringmill's: the content of the [backing image](super::origin).
+pub(super) const ORIGIN_EXTENSION: u32 = 0x726d_6f72;
 /// More than any LUKS header takes, bytes.
 const MAX_LUKS: u64 = 64 << 20;
 const SECTOR: u64 = 512;
@@ -129,6 +131,8 @@ pub(crate) struct Header {
     pub(crate) has_stale_bitmaps: bool,
     /// The LUKS header of an encrypted image: its bytes in the file.
     pub(crate) luks: Option<Range<u64>>,
+    /// The recorded content of the backing image.
+    pub(crate) origin: Option<String>,
 }
 
 /// The backing file that a header names.
@@ -302,6 +306,7 @@ impl Header {
             bitmaps,
             has_stale_bitmaps,
             luks,
+            origin: extensions.origin.map(origin),
         })
     }
 }
@@ -396,6 +401,7 @@ struct Extensions<'a> {
     data_file: Option<OsString>,
     bitmaps: Option<&'a [u8]>,
     luks: Option<&'a [u8]>,
+    origin: Option<&'a [u8]>,
 }
 
 impl<'a> Extensions<'a> {
@@ -424,11 +430,17 @@ impl<'a> Extensions<'a> {
                 }
                 BITMAPS_EXTENSION => found.bitmaps = Some(data),
                 LUKS_EXTENSION => found.luks = Some(data),
+                ORIGIN_EXTENSION => found.origin = Some(data),
                 _ => {}
             }
             at += 8 + len.next_multiple_of(8);
         }
     }
+}
+
+/// The recorded content of a backing image, for comparison and for messages.
+fn origin(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).replace(char::is_control, "?")
 }
 
 fn bitmaps_at(data: &[u8], cluster: u64) -> Result<Bitmaps, OpenError> {

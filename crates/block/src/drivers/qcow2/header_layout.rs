@@ -11,7 +11,8 @@ use super::bitmaps::Extension;
 use super::context::Channels;
 use super::engine::Engine;
 use super::header::{
-    AUTOCLEAR, BACKING_FORMAT, BITMAPS, BITMAPS_EXTENSION, END, FEATURE_NAMES, MAX_NAME, V2_LEN,
+    AUTOCLEAR, BACKING_FORMAT, BITMAPS, BITMAPS_EXTENSION, END, FEATURE_NAMES, MAX_NAME,
+    ORIGIN_EXTENSION, V2_LEN,
 };
 use super::image::Image;
 use super::steps::{SECTOR, read, write};
@@ -31,6 +32,8 @@ pub(super) struct Change<'a> {
     pub(super) backing: Option<Option<&'a BackingName>>,
     /// The bitmaps, if there are some from now on.
     pub(super) bitmaps: Option<Option<Extension>>,
+    /// The content of the backing image. A backing file that changes takes the record of the former content along.
+    pub(super) origin: Option<&'a str>,
     /// Room for bitmaps has to be left: closing the image stores some.
     pub(super) reserves_bitmaps: bool,
 }
@@ -94,13 +97,15 @@ fn changed(first: &[u8], cluster: u64, change: &Change<'_>) -> Option<Changed> {
         let stays = |kind: u32| match kind {
             BACKING_FORMAT => false,
             BITMAPS_EXTENSION => bitmaps.is_none(),
+            ORIGIN_EXTENSION => change.origin.is_none() && change.backing.is_none(),
             kind => keep(kind),
         };
         let kept = all.iter().filter(|(kind, _)| stays(*kind));
         let format = format.map(|format| (BACKING_FORMAT, format));
         let bitmaps = bitmaps.iter().flatten().map(|data| (BITMAPS_EXTENSION, &data[..]));
+        let origin = change.origin.map(|origin| (ORIGIN_EXTENSION, origin.as_bytes()));
         let mut header = first.get(..header_len)?.to_vec();
-        for (kind, data) in format.into_iter().chain(kept.copied()).chain(bitmaps) {
+        for (kind, data) in format.into_iter().chain(kept.copied()).chain(bitmaps).chain(origin) {
             header.extend(kind.to_be_bytes());
             header.extend((data.len() as u32).to_be_bytes());
             header.extend(data);

@@ -160,17 +160,7 @@ fn backing(
         None => probe(&node.open_aside(&file)?)?,
     };
     let driver = match is_qcow2 {
-        true => Driver::from(Qcow2Options {
-            file,
-            data_file: None,
-            backing: Backing::Implicit,
-            pass_discard_request: None,
-            pass_discard_snapshot: None,
-            discard_no_unref: false,
-            unheeded: Default::default(),
-            caches: Default::default(),
-            encrypt: None,
-        }),
+        true => Driver::from(Qcow2Options { file, ..Qcow2Options::default() }),
         false => Driver::from(RawOptions { file, offset: 0, size: None, keep_raw: false }),
     };
     Ok(in_place(driver, common, true))

@@ -396,6 +396,7 @@ mod tests {
             bitmaps: None,
             has_stale_bitmaps: false,
             luks: None,
+            origin: None,
         };
         let metadata = Metadata::new(&header, &[]);
         lock(&metadata.state).insert(0, &[0xff; SECTOR]);

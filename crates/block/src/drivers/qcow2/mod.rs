@@ -38,6 +38,7 @@ mod marker;
 mod metadata;
 mod open;
 pub(crate) mod options;
+mod origin;
 mod overlap;
 mod plan;
 mod raw_data;
@@ -208,6 +209,10 @@ impl BlockNode for Qcow2Node {
 
     fn watch(&self, watcher: Watcher) {
         self.watchers.add(watcher);
+    }
+
+    fn content(&self) -> Option<String> {
+        self.below.file.content()
     }
 
     fn details(&self) -> Option<ImageDetails> {

@@ -30,6 +30,7 @@ use super::image::{Image, errno_of};
 use super::journal::{self, Elsewhere, Found, Journal, Journals, Superseded};
 use super::marker::{self, Mark};
 use super::metadata::Metadata;
+use super::origin::Origin;
 use super::release_for_handover::Releasing;
 use super::scratch::Scratch;
 use super::snapshots::{self, Snapshots};
@@ -303,6 +304,7 @@ impl Opening {
         below.file.enable_growth();
         below.data().enable_growth();
         let place = below.file.place();
+        let origin = Origin::judge(header.origin.as_deref(), &below, options.backing_changed)?;
         if !read_only && header.is_dirty && header.mark.is_none() {
             if is_shared {
                 let error = io::Error::other("the process that hands it over has not marked it");
@@ -470,6 +472,9 @@ impl Opening {
                 Ok(())
             });
             marked.map_err(|error| failed(&name, "open", &error))?;
+        }
+        if writes_now {
+            origin.record(&name, &image, &below);
         }
         image.kept.seize();
         if !read_only {

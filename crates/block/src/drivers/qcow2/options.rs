@@ -42,6 +42,8 @@ pub struct Qcow2Options {
     pub data_file: Option<BlockdevRef>,
     /// `backing`: what lies behind the image.
     pub backing: Backing,
+    /// `backing-changed`: a backing image on a server may have another content than the recorded one.
+    pub backing_changed: bool,
     /// `pass-discard-request`: whether the node below gets discards of what the guest discards. `None`
     /// means if the image itself takes them, `discard=unmap`.
     pub pass_discard_request: Option<bool>,
@@ -164,6 +166,12 @@ pub(super) static FIELDS: &[Field<Node>] = &[
         "name of the backing node; empty, or null in JSON, for none",
     )
     .at(&Child(|node: &mut Qcow2Options| &mut node.backing)),
+    Row::default(
+        "backing-changed",
+        "off",
+        "accept a backing image on a web server whose content is not the one that the image was made for",
+    )
+    .at(&Of(|node: &mut Node| &mut node.backing_changed)),
     Row::optional(
         "data-file",
         "what the image names, if it needs one",
