@@ -1,5 +1,6 @@
 //! The codec against the message layouts of the `vhost` crate, and against anything at all.
 
+use std::mem::discriminant;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use exports::vhost_user::wire::{
@@ -73,38 +74,76 @@ fn headers() {
     assert_eq!(header(1, 0, u32::MAX), Err(WireError::PayloadTooLong { len }));
 }
 
+/// The shortest payload of each request, and the number of its descriptors.
+fn shortest(request: Request) -> (Vec<u8>, usize) {
+    let words = |words: &[u32]| (words.iter().flat_map(|word| word.to_ne_bytes()).collect(), 0);
+    match request {
+        Request::GetFeatures
+        | Request::GetProtocolFeatures
+        | Request::GetQueueNum
+        | Request::GetMaxMemSlots
+        | Request::GetStatus
+        | Request::SetOwner
+        | Request::ResetOwner
+        | Request::ResetDevice => words(&[]),
+        Request::SetBackendReqFd | Request::SetLogFd => (vec![], 1),
+        Request::SetFeatures
+        | Request::SetProtocolFeatures
+        | Request::SetStatus
+        | Request::SetVringBase
+        | Request::GetVringBase
+        | Request::SetVringEnable
+        | Request::SetMemTable => words(&[0; 2]),
+        Request::SetVringNum => words(&[0, 4]),
+        Request::SetVringKick | Request::SetVringCall | Request::SetVringErr => (vec![0; 8], 1),
+        Request::GetConfig | Request::SetConfig => words(&[0; 3]),
+        Request::SetLogBase => (vec![0; 16], 1),
+        Request::GetInflightFd => words(&[0, 0, 0, 0, 4 << 16]),
+        Request::SetInflightFd => (words(&[0, 0, 0, 0, 4 << 16]).0, 1),
+        Request::AddMemReg => (vec![0; 40], 1),
+        Request::SetVringAddr | Request::RemMemReg => words(&[0; 10]),
+    }
+}
+
 #[test]
-fn payloads_of_another_length_are_refused() {
+fn payloads_are_long_enough_and_what_follows_is_ignored() {
     for &request in Request::ALL {
-        let right = match request {
-            Request::SetMemTable => 8,
-            Request::GetConfig | Request::SetConfig => 12,
-            Request::SetVringAddr | Request::AddMemReg | Request::RemMemReg => 40,
-            Request::GetFeatures
-            | Request::GetProtocolFeatures
-            | Request::GetQueueNum
-            | Request::GetMaxMemSlots
-            | Request::GetStatus
-            | Request::SetOwner
-            | Request::ResetOwner
-            | Request::SetBackendReqFd
-            | Request::ResetDevice => 0,
-            _ => 8,
-        };
-        let longer = match request {
-            Request::SetMemTable => 8 + 32 * MAX_TABLE_REGIONS + 1,
-            Request::GetConfig | Request::SetConfig => 12 + MAX_CONFIG + 1,
-            _ => right + 1,
-        };
-        let lens = [right.checked_sub(1), Some(longer), Some(MAX_PAYLOAD)];
-        for len in lens.into_iter().flatten() {
-            let error = Message::parse(request as u32, &vec![0; len], Vec::new()).unwrap_err();
-            assert!(
-                matches!(error, WireError::PayloadLength { len: l, .. } if l == len),
-                "{error}"
-            );
+        let (payload, count) = shortest(request);
+        for len in 0..payload.len() {
+            let error =
+                Message::parse(request as u32, &payload[..len], fds(count)).expect_err("too short");
+            let least = payload.len();
+            assert_eq!(error, WireError::PayloadLength { len, least }, "{request:?}");
+        }
+        let got = Message::parse(request as u32, &payload, fds(count)).unwrap();
+        for len in [payload.len() + 1, MAX_PAYLOAD] {
+            let mut longer = payload.clone();
+            longer.resize(len, 0xff);
+            let padded = Message::parse(request as u32, &longer, fds(count)).unwrap();
+            match padded {
+                Message::GetInflightFd { num_queues: 0, queue_size: 4, payload_len } => {
+                    assert_eq!(payload_len, len, "the reply is as long as the request");
+                }
+                _ if count == 0 => assert_eq!(format!("{padded:?}"), format!("{got:?}")),
+                // Numbers of descriptors differ.
+                _ => assert_eq!(discriminant(&padded), discriminant(&got)),
+            }
         }
     }
+}
+
+/// SPDK's front end sends 256 bytes of configuration space, whatever the size.
+#[test]
+fn what_follows_the_written_configuration_is_not_written() {
+    let config = VhostUserConfig::new(32, 1, VhostUserConfigFlags::empty());
+    let payload = [body(&config), &[7; 1], &[9; 255]].concat();
+    let written = parsed(FrontendReq::SET_CONFIG, &payload, 0).unwrap();
+    let Message::SetConfig { offset: 32, data, writer: ConfigWrite::Driver } = &written else {
+        panic!("{written:?}")
+    };
+    assert_eq!(data, &[7]);
+    let read = parsed(FrontendReq::GET_CONFIG, &payload, 0).unwrap();
+    assert!(matches!(read, Message::GetConfig { offset: 32, size: 1, flags: 0 }), "{read:?}");
 }
 
 #[test]
@@ -115,7 +154,7 @@ fn a_message_cut_short_or_with_something_after_it_is_none() {
         assert!(matches!(error, WireError::PayloadLength { .. }), "{len}: {error}");
     }
     let more = [bytes.as_slice(), &[0]].concat();
-    assert!(matches!(parse(&more, Vec::new()), Err(WireError::PayloadLength { len: 9, .. })));
+    assert_eq!(parse(&more, Vec::new()).unwrap_err(), WireError::Surplus(1));
 }
 
 #[test]
@@ -151,10 +190,10 @@ fn fields_that_cannot_be_are_refused() {
     let many = VhostUserMemory::new(MAX_TABLE_REGIONS as u32 + 1);
     field(parsed(FrontendReq::SET_MEM_TABLE, body(&many), 1));
     field(parsed(FrontendReq::SET_MEM_TABLE, body(&VhostUserMemory::new(u32::MAX)), 1));
-    // More and less than comes.
-    for size in [3, 5, u32::MAX] {
+    // More than comes, and more than is taken.
+    for (size, len) in [(5, 4), (u32::MAX, 4), (MAX_CONFIG as u32 + 1, MAX_CONFIG + 1)] {
         let config = VhostUserConfig::new(0, size, VhostUserConfigFlags::empty());
-        let payload = [body(&config), &[0; 4]].concat();
+        let payload = [body(&config), &vec![0; len][..]].concat();
         field(parsed(FrontendReq::SET_CONFIG, &payload, 0));
         field(parsed(FrontendReq::GET_CONFIG, &payload, 0));
     }

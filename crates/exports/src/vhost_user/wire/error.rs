@@ -17,14 +17,17 @@ pub enum WireError {
     /// No request that this back end understands.
     #[error("not a request that is supported here")]
     UnknownRequest,
-    /// The payload is shorter or longer than the request's can be.
-    #[error("payload of {len} bytes instead of {}", one_or_range(.allowed))]
+    /// The payload is shorter than the request's.
+    #[error("payload of {len} bytes, {least} are needed")]
     PayloadLength {
         /// What came, bytes.
         len: usize,
-        /// What may come, least and most.
-        allowed: (usize, usize),
+        /// The shortest payload, bytes.
+        least: usize,
     },
+    /// The message is longer than its header says.
+    #[error("{0} bytes after the message")]
+    Surplus(usize),
     /// Other descriptors than the request wants.
     #[error("came with {got} file descriptors instead of {wanted}")]
     Descriptors {
@@ -52,8 +55,4 @@ pub enum WireError {
         /// What it could hold.
         allowed: &'static str,
     },
-}
-
-fn one_or_range(&(least, most): &(usize, usize)) -> String {
-    if least == most { least.to_string() } else { format!("{least} to {most}") }
 }

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use guest_memory::Region;
 
-use super::{MAX_TABLE_REGIONS, Request, WireError};
+use super::{MAX_CONFIG, MAX_TABLE_REGIONS, Request, WireError};
 
 /// The largest queue size allowed by the virtio specification (2.7).
 const MAX_QUEUE_SIZE: u32 = 32768;
@@ -123,13 +123,13 @@ pub enum Message {
     },
     /// Socket for messages of the back end.
     SetBackendReqFd(OwnedFd),
-    /// `size`: at most [`MAX_CONFIG`](super::MAX_CONFIG).
+    /// `size`: at most [`MAX_CONFIG`].
     GetConfig {
         offset: u32,
         size: u32,
         flags: u32,
     },
-    /// `data`: at most [`MAX_CONFIG`](super::MAX_CONFIG) bytes.
+    /// `data`: at most [`MAX_CONFIG`] bytes.
     SetConfig {
         offset: u32,
         data: Vec<u8>,
@@ -163,9 +163,9 @@ impl Message {
     /// [`WireError`]. The start of the next message is still known.
     pub fn parse(code: u32, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Self, WireError> {
         let request = Request::from_code(code).ok_or(WireError::UnknownRequest)?;
-        let allowed = request.payload_len();
-        if payload.len() < allowed.0 || payload.len() > allowed.1 {
-            return Err(WireError::PayloadLength { len: payload.len(), allowed });
+        let least = request.payload_len();
+        if payload.len() < least {
+            return Err(WireError::PayloadLength { len: payload.len(), least });
         }
         let mut fields = Fields(payload);
         let mut fds = Fds(fds);
@@ -289,8 +289,7 @@ pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 impl<'a> Fields<'a> {
     fn take(&mut self, len: usize) -> Result<&'a [u8], WireError> {
         let Some((taken, rest)) = self.0.split_at_checked(len) else {
-            let allowed = (len, len);
-            return Err(WireError::PayloadLength { len: self.0.len(), allowed });
+            return Err(WireError::PayloadLength { len: self.0.len(), least: len });
         };
         self.0 = rest;
         Ok(taken)
@@ -367,8 +366,7 @@ fn mem_table(fields: &mut Fields, fds: &mut Fds) -> Result<Vec<Region>, WireErro
     )?;
     // Some front ends omit unused regions.
     if fields.0.len() < 32 * count {
-        let allowed = (8 + 32 * count, 8 + 32 * MAX_TABLE_REGIONS);
-        return Err(WireError::PayloadLength { len: 8 + fields.0.len(), allowed });
+        return Err(WireError::PayloadLength { len: 8 + fields.0.len(), least: 8 + 32 * count });
     }
     if fds.0.len() != count {
         return Err(WireError::Descriptors { got: fds.0.len(), wanted: count });
@@ -428,10 +426,12 @@ fn vring_fd(fields: &mut Fields, fds: &mut Fds) -> Result<(u32, Option<OwnedFd>)
 
 fn config_header(fields: &mut Fields) -> Result<(u32, u32, u32), WireError> {
     let (offset, size, flags) = (fields.u32()?, fields.u32()?, fields.u32()?);
-    if usize::try_from(size).ok() != Some(fields.0.len()) {
-        let name = "config size";
-        let allowed = "what the payload has room for";
-        return Err(WireError::Field { name, value: size.into(), allowed });
+    match usize::try_from(size) {
+        Ok(bytes) if bytes <= fields.0.len().min(MAX_CONFIG) => Ok((offset, size, flags)),
+        Ok(_) | Err(_) => Err(WireError::Field {
+            name: "config size",
+            value: size.into(),
+            allowed: "what the payload has room for, up to 256",
+        }),
     }
-    Ok((offset, size, flags))
 }

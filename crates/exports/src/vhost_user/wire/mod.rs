@@ -100,16 +100,16 @@ impl BackendRequest {
 ///
 /// # Errors
 ///
-/// [`WireError`]; a truncated message is [`WireError::PayloadLength`].
+/// [`WireError`]; a truncated message is [`WireError::PayloadLength`], a longer one [`WireError::Surplus`].
 pub fn parse(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(Header, Message), WireError> {
     let Some((header, payload)) = bytes.split_first_chunk::<HEADER_LEN>() else {
-        let allowed = (HEADER_LEN, HEADER_LEN + MAX_PAYLOAD);
-        return Err(WireError::PayloadLength { len: bytes.len(), allowed });
+        return Err(WireError::PayloadLength { len: bytes.len(), least: HEADER_LEN });
     };
     let header = Header::parse(*header)?;
-    if payload.len() != header.payload_len {
-        let allowed = (header.payload_len, header.payload_len);
-        return Err(WireError::PayloadLength { len: payload.len(), allowed });
+    let (len, least) = (payload.len(), header.payload_len);
+    match len.checked_sub(least) {
+        None => Err(WireError::PayloadLength { len, least }),
+        Some(0) => Ok((header, Message::parse(header.code, payload, fds)?)),
+        Some(surplus) => Err(WireError::Surplus(surplus)),
     }
-    Ok((header, Message::parse(header.code, payload, fds)?))
 }

@@ -1,7 +1,5 @@
 //! The requests: numbers, names, payload lengths and descriptors.
 
-use super::{MAX_CONFIG, MAX_TABLE_REGIONS};
-
 macro_rules! requests {
     ($($name:ident = $code:literal $text:literal),* $(,)?) => {
         /// The requests that a session understands.
@@ -77,8 +75,10 @@ impl Request {
         )
     }
 
-    /// Shortest and longest payload in bytes.
-    pub(super) fn payload_len(self) -> (usize, usize) {
+    /// Bytes of the shortest payload.
+    ///
+    /// What follows is ignored: SPDK's front end, for one, sends the whole buffer with SET_CONFIG.
+    pub(super) fn payload_len(self) -> usize {
         match self {
             Request::GetFeatures
             | Request::GetProtocolFeatures
@@ -89,7 +89,7 @@ impl Request {
             | Request::ResetOwner
             | Request::SetBackendReqFd
             | Request::SetLogFd
-            | Request::ResetDevice => (0, 0),
+            | Request::ResetDevice => 0,
             Request::SetFeatures
             | Request::SetProtocolFeatures
             | Request::SetStatus
@@ -99,13 +99,13 @@ impl Request {
             | Request::SetVringNum
             | Request::SetVringBase
             | Request::GetVringBase
-            | Request::SetVringEnable => (8, 8),
-            Request::SetLogBase => (16, 16),
-            Request::SetVringAddr | Request::AddMemReg | Request::RemMemReg => (40, 40),
-            // With or without the padding of C's struct.
-            Request::GetInflightFd | Request::SetInflightFd => (20, 24),
-            Request::SetMemTable => (8, 8 + 32 * MAX_TABLE_REGIONS),
-            Request::GetConfig | Request::SetConfig => (12, 12 + MAX_CONFIG),
+            | Request::SetVringEnable
+            | Request::SetMemTable => 8,
+            Request::GetConfig | Request::SetConfig => 12,
+            Request::SetLogBase => 16,
+            // Without the padding of C's struct.
+            Request::GetInflightFd | Request::SetInflightFd => 20,
+            Request::SetVringAddr | Request::AddMemReg | Request::RemMemReg => 40,
         }
     }
 }
