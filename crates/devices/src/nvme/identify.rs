@@ -161,8 +161,10 @@ pub(crate) fn namespace(namespace: &Namespace) -> Page {
     };
     let write = in_blocks(namespace.physical_block_size);
     let deallocate = in_blocks(namespace.discard_granularity);
-    for (at, granularity) in [(64, write), (66, write), (68, deallocate), (70, deallocate)] {
-        page.u16(at, granularity);
+    // NPWG, NPWA, NPDG, NPDA, NOWS. The optimal size of a write has to be a multiple of its granularity.
+    let sizes = [write, write, deallocate, deallocate, write];
+    for (at, blocks) in (64..).step_by(2).zip(sizes) {
+        page.u16(at, blocks);
     }
     page.u8(99, if namespace.read_only { NSATTR_READ_ONLY } else { 0 });
     // LBA format 0.

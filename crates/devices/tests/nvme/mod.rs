@@ -50,7 +50,9 @@ fn identify_says_what_there_is() {
     rig.ok(0, identify(0, 2));
     let page = rig.bytes(DATA, 4096);
     assert_eq!(page[..8], BLOCKS.to_le_bytes());
-    assert_eq!((page[25], page[130], page[64], page[68]), (0, 9, 7, 7));
+    assert_eq!((page[25], page[130]), (0, 9));
+    // Granularity and alignment of writes, of deallocation, optimal size of writes: 8 blocks.
+    assert_eq!(page[64..74], [7, 0].repeat(5));
     rig.ok(0, identify(2, 0));
     assert_eq!(rig.bytes(DATA, 12), [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
     rig.ok(0, identify(3, 1));
