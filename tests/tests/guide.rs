@@ -53,6 +53,7 @@ chapters! {
     monitoring: "monitoring";
     tls: "tls";
     images_from_the_network: "network-images";
+    images: "images";
     sandbox: "sandbox";
     tuning: "tuning";
     install_and_run_as_a_service: "install";

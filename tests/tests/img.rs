@@ -67,7 +67,11 @@ impl Pair {
     fn same(&self, arguments: &[&str]) -> String {
         let (ours, theirs) = (self.ours(arguments), self.theirs(arguments));
         let first = |text: &str| text.lines().next().unwrap_or_default().to_owned();
-        assert_eq!((ours.0, &ours.1), (theirs.0, &theirs.1), "{arguments:?}: {}", ours.2);
+        // How far a command is, is told as often as it likes.
+        let end = |text: &str| text.rsplit('\r').next().unwrap_or_default().to_owned();
+        let ended = (theirs.0, end(&theirs.1));
+        assert_eq!((ours.0, end(&ours.1)), ended, "{arguments:?}: {}", ours.2);
+        assert_eq!(ours.1.contains("(100.00/100%)\r"), theirs.1.contains("(100.00/100%)\r"));
         assert_eq!(first(&ours.2), first(&theirs.2), "{arguments:?}");
         ours.1
     }
@@ -231,5 +235,333 @@ fn errors_of_create_are_those_of_qemu_img() {
         pair.prepare(&["qemu-img create -q -f qcow2 base.qcow2 64M"]);
         pair.same_words(line);
         assert!(!pair.ours.join("x").exists(), "{line}");
+    }
+}
+
+/// Writes of a pattern in different places, with gaps and zeroes.
+const WRITES: [&str; 5] = [
+    "qemu-io -c write~-P~1~0~128k src.qcow2",
+    "qemu-io -c write~-P~2~1M~64k src.qcow2",
+    "qemu-io -c write~-z~2M~64k src.qcow2",
+    "qemu-io -c write~-P~3~7340033~511 src.qcow2",
+    "qemu-io -c write~-P~4~16752640~24k src.qcow2",
+];
+
+/// A source of 16 MiB with some data.
+fn with_source() -> Pair {
+    let pair = Pair::new();
+    pair.prepare(&[&["qemu-img create -q -f qcow2 src.qcow2 16M"][..], &WRITES].concat());
+    pair
+}
+
+impl Pair {
+    /// Whether two images of the command under test have the same contents, as qemu-img sees it.
+    fn assert_equal(&self, one: &str, other: &str, options: &[&str]) {
+        let arguments = [&["compare", "-q"], options, &[one, other]].concat();
+        let (code, output, errors) = ran(&tool("qemu-img"), &self.ours, &arguments);
+        assert_eq!(code, Some(0), "{one} {other}: {output}{errors}");
+    }
+}
+
+#[test]
+fn conversions_have_the_contents_of_the_source() {
+    for (options, image) in [
+        ("-O raw", "x"),
+        ("-O qcow2", "x"),
+        ("-O qcow2 -W -m 16 -t none", "x"),
+        ("-O qcow2 -o cluster_size=4k,compat=0.10", "x"),
+        ("-O qcow2 -o extended_l2=on", "x"),
+        ("-c -O qcow2", "x"),
+        ("-c -O qcow2 -o compression_type=zstd,cluster_size=2M", "x"),
+        ("-O qcow2 -o preallocation=metadata", "x"),
+        ("-S 0 -O raw", "x"),
+        ("-S 64k -O qcow2", "x"),
+        ("-p -f qcow2 -O qcow2 -o data_file=x.data", "x"),
+    ] {
+        let pair = with_source();
+        let line = format!("convert {options} src.qcow2 {image}");
+        pair.same_words(&line);
+        pair.assert_equal("src.qcow2", image, &[]);
+        if options.contains("qcow2") {
+            let (code, text, _) = ran(&tool("qemu-img"), &pair.ours, &["check", "-q", "x"]);
+            assert_eq!(code, Some(0), "{options}: {text}");
+        }
+    }
+}
+
+/// Holes of the source take no space in the target, and runs of zeroes neither.
+#[test]
+fn conversions_are_as_sparse_as_by_qemu_img() {
+    use std::os::unix::fs::MetadataExt;
+    let pair = Pair::new();
+    pair.prepare(&[
+        "qemu-img create -q -f raw src.raw 64M",
+        "qemu-io -f raw -c write~-P~0~0~32M -c write~-P~5~40M~1M src.raw",
+    ]);
+    for (options, image) in
+        [("-O raw", "x.raw"), ("-O qcow2", "x.qcow2"), ("-S 0 -O raw", "full.raw")]
+    {
+        pair.same_words(&format!("convert -f raw {options} src.raw {image}"));
+        pair.assert_equal("src.raw", image, &["-f", "raw"]);
+        let blocks = |folder: &Path| {
+            let metadata = fs::metadata(folder.join(image)).expect("it was made");
+            metadata.blocks() * 512
+        };
+        let (ours, theirs) = (blocks(&pair.ours), blocks(&pair.theirs));
+        assert!(ours <= theirs + (1 << 20), "{image}: {ours} bytes, and {theirs} by qemu-img");
+        let is_full = ours >= 64 << 20;
+        assert_eq!(is_full, image == "full.raw", "{ours}");
+    }
+}
+
+#[test]
+fn conversions_of_chains_encrypted_images_and_onto_images_are_right() {
+    let pair = with_source();
+    pair.prepare(&[
+        "qemu-img create -q -f qcow2 -b src.qcow2 -F qcow2 top.qcow2 20M",
+        "qemu-io -c write~-P~9~64k~64k -c write~-P~8~18M~1M top.qcow2",
+        "qemu-img create -q -f raw there.raw 20M",
+        "qemu-io -f raw -c write~-P~7~0~20M there.raw",
+    ]);
+    pair.same_words("convert -O raw top.qcow2 flat.raw");
+    pair.assert_equal("top.qcow2", "flat.raw", &[]);
+    pair.same_words("convert -O qcow2 -B src.qcow2 -F qcow2 top.qcow2 thin.qcow2");
+    pair.assert_equal("top.qcow2", "thin.qcow2", &[]);
+    let (_, text, _) = pair.ours(&["info", "thin.qcow2"]);
+    assert!(text.contains("backing file: src.qcow2"), "{text}");
+    // What was there is overwritten by holes, too.
+    pair.same_words("convert -n -O raw top.qcow2 there.raw");
+    pair.assert_equal("top.qcow2", "there.raw", &[]);
+    // Sources are put one after the other.
+    pair.same_words("convert -O qcow2 src.qcow2 top.qcow2 both.qcow2");
+    let theirs = ran(
+        &tool("qemu-img"),
+        &pair.ours,
+        &["convert", "-O", "raw", "src.qcow2", "top.qcow2", "both.raw"],
+    );
+    assert_eq!(theirs.0, Some(0));
+    pair.assert_equal("both.qcow2", "both.raw", &[]);
+    let secret = "convert --object secret,id=s,data=abc -O";
+    let luks = "luks -o key-secret=s,iter-time=10 src.qcow2 x.luks";
+    assert_eq!(pair.ours(&format!("{secret} {luks}").split(' ').collect::<Vec<_>>()).0, Some(0));
+    let options = ["--object", "secret,id=s,data=abc", "--image-opts"];
+    let names =
+        ["driver=luks,key-secret=s,file.filename=x.luks", "driver=qcow2,file.filename=src.qcow2"];
+    let arguments = [&["compare"], &options[..], &names].concat();
+    let (code, text, errors) = ran(&tool("qemu-img"), &pair.ours, &arguments);
+    assert_eq!(code, Some(0), "{text}{errors}");
+}
+
+#[test]
+fn errors_of_other_commands_are_those_of_qemu_img() {
+    let pair = with_source();
+    pair.prepare(&["qemu-img create -q -f raw plain.raw 1M"]);
+    for line in [
+        "convert src.qcow2",
+        "convert none x",
+        "convert -O foo src.qcow2 x",
+        "convert -c -O raw src.qcow2 x",
+        "convert -n -O raw src.qcow2 none",
+        "convert -O qcow2 -o cluster_size=3k src.qcow2 x",
+        "convert -O qcow2 src.qcow2 /none/x",
+        "resize src.qcow2",
+        "resize src.qcow2 1M",
+        "resize src.qcow2 -1G",
+        "compare src.qcow2 none",
+        "compare src.qcow2",
+        "measure",
+        "measure -O qcow2 -o cluster_size=3k --size 1G",
+        "check none",
+        "check plain.raw",
+        "snapshot -d none src.qcow2",
+        "snapshot -c a -d b src.qcow2",
+        "commit src.qcow2",
+        "rebase src.qcow2",
+        "bitmap src.qcow2 b",
+        "bitmap --remove src.qcow2 b",
+        "dd if=src.qcow2",
+    ] {
+        let arguments: Vec<_> = line.split(' ').collect();
+        let (ours, theirs) = (pair.ours(&arguments), pair.theirs(&arguments));
+        assert_eq!((ours.0, &ours.1), (theirs.0, &theirs.1), "{line}: {}", ours.2);
+        let error =
+            theirs.2.lines().find(|line| line.starts_with("qemu-img: ")).unwrap_or_default();
+        let error = error.trim_end_matches('.');
+        assert!(ours.2.contains(error), "{line}: {} is not {}", ours.2, theirs.2);
+        assert!(!pair.ours.join("x").exists(), "{line}");
+    }
+}
+
+/// A conversion that is killed leaves no file that could be taken for an image, and the source as it was.
+#[test]
+fn a_killed_conversion_leaves_nothing() {
+    let pair = Pair::new();
+    pair.prepare(&[
+        "qemu-img create -q -f raw src.raw 256M",
+        "qemu-io -f raw -c write~-P~5~0~256M src.raw",
+    ]);
+    let before = fs::metadata(pair.ours.join("src.raw")).and_then(|file| file.modified());
+    let arguments = ["convert", "-p", "-c", "-f", "raw", "-O", "qcow2", "src.raw", "x.qcow2"];
+    let mut child = Command::new(&pair.program)
+        .args(arguments)
+        .current_dir(&pair.ours)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    // It is under way once it has told of progress.
+    let mut out = child.stdout.take().expect("a pipe");
+    let mut told = String::new();
+    while told.matches('%').count() < 3 {
+        let mut bytes = [0; 64];
+        let len = std::io::Read::read(&mut out, &mut bytes).expect("a text");
+        assert!(len > 0, "it has ended: {told}");
+        told += &String::from_utf8_lossy(&bytes[..len]);
+    }
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    let names: Vec<_> = fs::read_dir(&pair.ours).expect("the folder").flatten().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    let after = fs::metadata(pair.ours.join("src.raw")).and_then(|file| file.modified());
+    assert_eq!(before.expect("a time"), after.expect("a time"));
+    // The same, to its end.
+    assert_eq!(pair.ours(&arguments).0, Some(0));
+    pair.assert_equal("src.raw", "x.qcow2", &["-f", "raw"]);
+}
+
+#[test]
+fn images_are_measured_compared_and_checked_as_by_qemu_img() {
+    let pair = Pair::of_one_folder();
+    pair.prepare(&[&["qemu-img create -q -f qcow2 src.qcow2 16M"][..], &WRITES].concat());
+    pair.prepare(&[
+        "qemu-img convert -O raw src.qcow2 same.raw",
+        "cp src.qcow2 other.qcow2",
+        "qemu-io -c write~-P~6~5M~1k other.qcow2",
+        "qemu-img create -q -f qcow2 -b src.qcow2 -F qcow2 longer.qcow2 17M",
+        "qemu-img bitmap --add other.qcow2 writes",
+    ]);
+    for line in [
+        "measure --size 1G",
+        "measure -O qcow2 --size 1G",
+        "measure -O qcow2 --size 3T -o cluster_size=4k,refcount_bits=64",
+        "measure -O qcow2 -o extended_l2=on --size 10G",
+        "measure -O qcow2 src.qcow2",
+        "measure -O qcow2 other.qcow2",
+        "measure -O qcow2 --output=json other.qcow2",
+        "measure -O qcow2 same.raw",
+        "measure -O raw src.qcow2",
+        "measure --output json src.qcow2",
+        "compare src.qcow2 same.raw",
+        "compare -s src.qcow2 same.raw",
+        "compare src.qcow2 longer.qcow2",
+        "compare -s src.qcow2 longer.qcow2",
+        "compare src.qcow2 other.qcow2",
+        "compare other.qcow2 same.raw",
+        "compare -q src.qcow2 other.qcow2",
+        "check src.qcow2",
+        "check --output=json src.qcow2",
+        "check -q src.qcow2",
+        "check -f qcow2 -r all src.qcow2",
+    ] {
+        pair.same_words(line);
+    }
+}
+
+#[test]
+fn sizes_snapshots_and_bitmaps_change_as_by_qemu_img() {
+    let pair = with_source();
+    pair.prepare(&["qemu-img create -q -f raw plain.raw 1M"]);
+    for line in [
+        "resize -f raw plain.raw 3M",
+        "resize -f raw --shrink plain.raw -1M",
+        "resize -q src.qcow2 +8M",
+        "resize --shrink src.qcow2 20M",
+        "snapshot -c one src.qcow2",
+        "snapshot -c two src.qcow2",
+        "snapshot -d one src.qcow2",
+        "bitmap --add -g 32k src.qcow2 a",
+        "bitmap --add --disable src.qcow2 b",
+        "bitmap --merge a --clear --enable src.qcow2 b",
+        "bitmap --remove src.qcow2 a",
+        "check src.qcow2",
+    ] {
+        let told = |text: String| {
+            let lines = text.lines().filter(|line| !line.contains("Image end offset"));
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        let arguments: Vec<_> = line.split(' ').collect();
+        let (ours, theirs) = (pair.ours(&arguments), pair.theirs(&arguments));
+        assert_eq!((ours.0, told(ours.1)), (theirs.0, told(theirs.1)), "{line}: {}", ours.2);
+    }
+    let told = |folder: &Path, image: &str| {
+        let (_, text, _) = ran(&tool("qemu-img"), folder, &["info", image]);
+        // The clock of a snapshot's virtual machine is that of the host, as in QSD.
+        let varies = ["disk size", "file length", "two "];
+        let lines = text.lines().filter(|line| !varies.iter().any(|word| line.contains(word)));
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    for image in ["src.qcow2", "plain.raw"] {
+        assert_eq!(told(&pair.ours, image), told(&pair.theirs, image));
+    }
+    let (_, list, _) = pair.ours(&["snapshot", "-l", "src.qcow2"]);
+    assert!(
+        list.starts_with("Snapshot list:\nID") && list.contains("two") && !list.contains("one "),
+        "{list}"
+    );
+}
+
+#[test]
+fn commits_and_rebases_keep_contents() {
+    let pair = with_source();
+    pair.prepare(&[
+        "qemu-img create -q -f qcow2 -b src.qcow2 -F qcow2 mid.qcow2",
+        "qemu-io -c write~-P~9~64k~64k -c write~-z~1M~64k mid.qcow2",
+        "qemu-img create -q -f qcow2 -b mid.qcow2 -F qcow2 top.qcow2 18M",
+        "qemu-io -c write~-P~10~3M~100k -c write~-P~11~17M~64k top.qcow2",
+        "qemu-img create -q -f qcow2 other.qcow2 12M",
+        "qemu-io -c write~-P~12~2M~1M other.qcow2",
+        "qemu-img convert -O raw top.qcow2 contents.raw",
+    ]);
+    // Another backing file, none, one in the middle; the contents stay.
+    for line in [
+        "rebase -b other.qcow2 -F qcow2 top.qcow2",
+        "rebase -b mid.qcow2 -F qcow2 top.qcow2",
+        "rebase -p -b src.qcow2 -F qcow2 top.qcow2",
+    ] {
+        pair.same_words(line);
+        pair.assert_equal("top.qcow2", "contents.raw", &[]);
+    }
+    pair.same(&["rebase", "-b", "", "top.qcow2"]);
+    pair.assert_equal("top.qcow2", "contents.raw", &[]);
+    pair.same_words("rebase -u -b mid.qcow2 -F qcow2 top.qcow2");
+    // What is committed is in the image behind, also if that was shorter.
+    pair.same_words("commit -b src.qcow2 top.qcow2");
+    pair.assert_equal("src.qcow2", "contents.raw", &[]);
+    let pair = with_source();
+    pair.prepare(&[
+        "qemu-img create -q -f qcow2 -b src.qcow2 -F qcow2 top.qcow2 18M",
+        "qemu-io -c write~-P~9~64k~64k -c write~-z~1M~64k -c write~-P~4~17M~1M top.qcow2",
+        "qemu-img convert -O raw top.qcow2 contents.raw",
+    ]);
+    pair.same_words("commit top.qcow2");
+    pair.assert_equal("src.qcow2", "contents.raw", &[]);
+    pair.assert_equal("top.qcow2", "contents.raw", &[]);
+    let (code, text, _) = ran(&tool("qemu-img"), &pair.ours, &["check", "-q", "src.qcow2"]);
+    assert_eq!(code, Some(0), "{text}");
+}
+
+#[test]
+fn dd_copies_the_same_part() {
+    for line in [
+        "dd if=src.qcow2 of=x bs=1M count=2",
+        "dd if=src.qcow2 of=x bs=64k skip=1 count=17",
+        "dd if=src.qcow2 of=x",
+        "dd -O qcow2 if=src.qcow2 of=x bs=1M skip=1",
+    ] {
+        let pair = with_source();
+        pair.same_words(line);
+        let theirs = pair.theirs.join("x").display().to_string();
+        // A size that differs gives a warning.
+        let (code, text, errors) = ran(&tool("qemu-img"), &pair.ours, &["compare", "x", &theirs]);
+        assert_eq!((code, &*text), (Some(0), "Images are identical.\n"), "{line}: {errors}");
     }
 }

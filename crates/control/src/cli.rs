@@ -349,7 +349,8 @@ pub(crate) fn erased<T>(fields: &[Field<T>]) -> Vec<CliOption> {
         };
         CliOption { member: field.member(), structure, implied }
     };
-    fields.iter().map(option).collect()
+    let is_offered = |field: &&Field<T>| !matches!(field.kind, Kind::Unoffered(_));
+    fields.iter().filter(is_offered).map(option).collect()
 }
 
 /// Returns the program's name in messages, from `argv[0]`.

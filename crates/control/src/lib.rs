@@ -73,7 +73,12 @@ pub use export::{
     ScsiOptions, SizeUse, UblkOptions, VhostUserOptions,
 };
 pub use export::{options as export_union, read as read_export};
-pub use img::{Common as ImgCommon, CreateOptions, ImgCommand, InfoOptions};
+pub use img::{
+    BitmapAction, Cache as ImgCache, CommitOptions, Common as ImgCommon, CompareOptions,
+    ConvertOptions, CreateOptions, DdOptions, ImgBitmapOptions, ImgCheckOptions, ImgCommand,
+    InfoOptions, MeasureOptions, NewSize, RebaseOptions, ResizeOptions, SnapshotAction,
+    SnapshotOptions, asks_for_help,
+};
 pub use inventory::{ChainUse, Inventory, SourceUse, Steady, check_configuration};
 pub use journals::JournalsOptions;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};

@@ -1,7 +1,6 @@
 //! Making images.
 
 use std::fmt::{self, Write as _};
-use std::path::Path;
 use std::rc::Rc;
 
 use block::{Blocking, CreateContext, Creating, NodeRegistry, OnThread, OpenError, drivers};
@@ -61,6 +60,29 @@ impl Plan {
         self.size
     }
 
+    /// Returns the plan for an image of another name.
+    #[must_use]
+    pub fn in_place(self, name: String) -> Plan {
+        Plan { name, ..self }
+    }
+
+    /// Returns whether the new image reads as zeroes: in a new file, and without a backing image.
+    pub fn reads_as_zeroes(&self) -> bool {
+        self.option("backing_file").is_none_or(str::is_empty) && self.format != "luks"
+    }
+
+    /// Returns the options by which the new image is opened, beside its file. Empty: its format alone.
+    pub fn opened_with(&self) -> String {
+        let secret = |name: &str| self.option(name).map(|id| id.replace(',', ",,"));
+        match (secret("key-secret"), secret("encrypt.key-secret")) {
+            (Some(id), _) => format!("driver=luks,key-secret={id}"),
+            (None, Some(id)) => {
+                format!("driver=qcow2,encrypt.format=luks,encrypt.key-secret={id}")
+            }
+            (None, None) => String::new(),
+        }
+    }
+
     /// Returns the value of an option.
     pub(crate) fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().find(|(known, _)| known.name == name).map(|(_, value)| &**value)
@@ -92,7 +114,7 @@ impl Images {
         self.plan_unnamed(new).map_err(|error| error.of(&new.name))
     }
 
-    fn plan_unnamed(&mut self, new: &NewImage) -> Result<Plan, Error> {
+    pub(crate) fn plan_unnamed(&mut self, new: &NewImage) -> Result<Plan, Error> {
         let format = find(&new.format)?;
         let mut given = new.given();
         let backing = [("backing_file", &new.backing), ("backing_fmt", &new.backing_format)];
@@ -156,12 +178,7 @@ impl Images {
             let why = "Error: Trying to create an image with the same filename as the backing file";
             return Err(Error::new(why));
         }
-        let folder = path_of(image).and_then(Path::parent);
-        let full = match (name.starts_with("json:"), path_of(name), folder) {
-            (false, Some(path), Some(folder)) => folder.join(path).display().to_string(),
-            _ => name.to_owned(),
-        };
-        let source = Source { name: full, format: format.map(str::to_owned), is_options: false };
+        let source = Source::beside(image, name, format.map(str::to_owned));
         let found = self.info(&source, &Access { force_share: true, ..Access::READ });
         let found = found.map_err(|error| {
             let message = error.message();

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use block::driver::Look;
 use block::node::{BlockNode, Channel};
-use block::options::{BlockdevOptions, BlockdevRef, Inherited, read_ref};
+use block::options::{BlockdevOptions, BlockdevRef, Inherited, read_ref, write_ref};
 use block::request::Op;
 use block::submit;
 use block::{Credentials, Format, LEFT_LOCKED, NodeRegistry, OpenError};
 use event_loop::{AlignedBuf, EventLoop, LoopConfig};
 use nix::errno::Errno;
 use options::table::{Context, look};
+use options::value::Dialect;
 use options::{Object, Value};
 
 use crate::error::Error;
@@ -42,6 +43,8 @@ pub struct Access {
     pub no_flush: bool,
     /// Zeroes and discards give space back.
     pub unmap: bool,
+    /// Writes are stored compressed, by a format that can do so.
+    pub compress: bool,
 }
 
 impl Access {
@@ -53,6 +56,7 @@ impl Access {
         direct: false,
         no_flush: false,
         unmap: false,
+        compress: false,
     };
     /// Reading and writing.
     pub const WRITE: Access = Access { write: true, unmap: true, ..Access::READ };
@@ -131,11 +135,33 @@ impl Images {
     ///
     /// In `qemu-img`'s words: the image is missing, locked, damaged, encrypted, or in a format that is not read.
     pub fn open(&mut self, source: &Source, access: &Access) -> Result<Image, Error> {
+        self.open_above(source, access, None)
+    }
+
+    /// Opens an image above another open one, instead of what its header names.
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open); and the format has no backing images.
+    pub fn open_above(
+        &mut self,
+        source: &Source,
+        access: &Access,
+        backing: Option<&Image>,
+    ) -> Result<Image, Error> {
         let failed = |error: Error| error.of(format!("Could not open '{}'", source.name));
         let (mut options, is_guessed_raw) = self.resolve(source, access).map_err(failed)?;
-        if access.alone {
+        if let Some(backing) = backing {
+            let name = BlockdevRef::Name(backing.node_name.clone());
+            if !options.driver.set_child("backing", name) {
+                return Err(failed(Error::new("The format has no backing files")));
+            }
+        } else if access.alone {
             // A driver that cannot be looked at has nothing behind.
             let _ = options.driver.look(Look::Geometry);
+        }
+        if access.compress {
+            options = compressing(options).map_err(failed)?;
         }
         let node_name = self.next_name(&options);
         options.node_name = Some(node_name.clone());
@@ -260,6 +286,18 @@ impl Images {
         future: impl Future<Output = T> + 'static,
     ) -> Result<T, Error> {
         self.event_loop.block_on(future).map_err(|error| Error::io("the event loop failed", &error))
+    }
+}
+
+/// A node that stores compressed what is written to one.
+fn compressing(options: BlockdevOptions) -> Result<BlockdevOptions, Error> {
+    let file = write_ref(&BlockdevRef::Inline(Box::new(options)));
+    let object = [("driver", "compress".into()), ("discard", "unmap".into()), ("file", file)];
+    let object = object.map(|(name, value): (_, Value)| (name.to_owned(), value)).to_vec();
+    let at = Context::new(Dialect::Json);
+    match read_ref(Value::Object(object), Inherited::default(), &at)? {
+        BlockdevRef::Inline(options) => Ok(*options),
+        BlockdevRef::Name(name) => Err(Error::new(format!("Cannot find node '{name}'"))),
     }
 }
 

@@ -6,6 +6,15 @@ use options::Value;
 
 /// Members in the order in which QEMU prints them, whatever object they are in. Others follow.
 static ORDER: &[&str] = &[
+    "image-end-offset",
+    "compressed-clusters",
+    "total-clusters",
+    "corruptions-fixed",
+    "corruptions",
+    "check-errors",
+    "leaks-fixed",
+    "leaks",
+    "allocated-clusters",
     "children",
     "backing-filename-format",
     "snapshots",
@@ -18,6 +27,7 @@ static ORDER: &[&str] = &[
     "cipher-alg",
     "uuid",
     "format",
+    "fragmented-clusters",
     "cipher-mode",
     "slots",
     "payload-offset",

@@ -22,17 +22,31 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod bitmaps;
+mod chain;
+mod compare;
+mod copy;
 mod create;
 mod error;
 mod formats;
 mod images;
 mod info;
 pub mod json;
+mod measure;
+mod resize;
+mod snapshots;
 mod source;
+mod target;
 
+pub use bitmaps::BitmapChange;
+pub use chain::NewBacking;
+pub use compare::{Compared, Unreadable};
+pub use copy::CopyOptions;
 pub use create::{NewImage, Plan};
 pub use error::Error;
 pub use formats::list_options;
 pub use images::{Access, Image, Images};
 pub use info::ImageInfo;
+pub use measure::Measured;
 pub use source::Source;
+pub use target::Target;

@@ -35,6 +35,16 @@ impl Source {
         Source { name: name.into(), format: Some(format.into()), is_options: false }
     }
 
+    /// Returns the image that the header of `image` names so, or would name.
+    pub fn beside(image: &str, name: &str, format: Option<String>) -> Source {
+        let folder = path_of(image).and_then(Path::parent);
+        let name = match (name.starts_with("json:"), path_of(name), folder) {
+            (false, Some(path), Some(folder)) => folder.join(path).display().to_string(),
+            _ => name.to_owned(),
+        };
+        Source { name, format, is_options: false }
+    }
+
     /// Returns options of a node. `driver` is missing where the format has to be detected.
     pub(crate) fn options(&self) -> Result<Given, Error> {
         let mut given = match self.name.strip_prefix("json:") {

@@ -7,8 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use block::{CheckFailure, Checked, LEFT_LOCKED, Repair, check_qcow2};
-use control::CheckOptions;
+use control::{CheckOptions, program_name};
 use daemon::DaemonError;
+use options::Value;
 
 /// Exit codes of `qemu-img check`. 1 is also that of an image that cannot be opened.
 const CHECK_FAILED: u8 = 1;
@@ -19,8 +20,30 @@ const NO_CHECKS: u8 = 63;
 /// How often an image is tried that a killed process has left locked.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Checks the image. Findings go to the standard error output, the result to the standard output.
+/// Says that the image's format has no checks.
+pub(crate) fn no_checks() -> ExitCode {
+    let _ = writeln!(io::stderr(), "{}: This image format does not support checks", program());
+    NO_CHECKS.into()
+}
+
+fn program() -> &'static str {
+    program_name(&std::env::args_os().next().unwrap_or_default())
+}
+
+/// Checks the image, as [`run_quietly`] does, and prints the result.
 pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode, DaemonError> {
+    run_quietly(options, false)
+}
+
+/// Checks the image. Findings go to the standard error output, the result to the standard output.
+///
+/// `is_quiet`: errors and findings alone are printed.
+pub(crate) fn run_quietly(options: &CheckOptions, is_quiet: bool) -> Result<ExitCode, DaemonError> {
+    let print = |text: &str| {
+        if !is_quiet {
+            print(text);
+        }
+    };
     let check = |repair| {
         let (folder, user) = daemon::journal_folder();
         let tell = |finding: std::fmt::Arguments<'_>| {
@@ -58,14 +81,11 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode, DaemonError> {
     let found = match checked {
         Ok(found) => Checked { corruptions_fixed, leaks_fixed, ..found },
         Err(CheckFailure::NoChecks) => {
-            let _ = writeln!(io::stderr(), "ringmill: This image format does not support checks");
-            return Ok(NO_CHECKS.into());
+            return Ok(no_checks());
         }
         Err(CheckFailure::Open(error)) => {
             let what = format!("Could not open '{}'", options.image.display());
-            let is_said = error.to_string().starts_with(&what);
-            let error = DaemonError::from(error);
-            return Err(if is_said { error } else { error.of(&what) });
+            return Err(DaemonError::from(error).of(&what));
         }
         Err(CheckFailure::Io(error)) => {
             return Err(DaemonError::new(format!("Check failed: {error}")));
@@ -79,7 +99,7 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode, DaemonError> {
     print(&text);
     Ok(ExitCode::from(match () {
         () if found.check_errors > 0 => {
-            let _ = writeln!(io::stderr(), "ringmill: Check failed");
+            let _ = writeln!(io::stderr(), "{}: Check failed", program());
             CHECK_FAILED
         }
         () if found.corruptions > 0 => CORRUPTIONS,
@@ -131,7 +151,7 @@ fn human(text: &mut String, found: &Checked) -> std::fmt::Result {
     Ok(())
 }
 
-/// QAPI's type `ImageCheck`. Numbers that are 0 are left out, as by `qemu-img`.
+/// QAPI's type `ImageCheck`, in QEMU's order. Numbers that are 0 are left out, as by `qemu-img`.
 fn json(text: &mut String, options: &CheckOptions, found: &Checked) -> std::fmt::Result {
     let numbers = [
         ("image-end-offset", found.image_end),
@@ -144,11 +164,11 @@ fn json(text: &mut String, options: &CheckOptions, found: &Checked) -> std::fmt:
         ("allocated-clusters", found.allocated),
         ("compressed-clusters", found.compressed),
     ];
-    writeln!(text, "{{")?;
-    for (name, number) in numbers.iter().filter(|(_, number)| *number > 0) {
-        writeln!(text, "    \"{name}\": {number},")?;
-    }
-    writeln!(text, "    \"check-errors\": {},", found.check_errors)?;
-    let image = serde_json::Value::from(options.image.to_string_lossy());
-    writeln!(text, "    \"filename\": {image},\n    \"format\": \"qcow2\"\n}}")
+    let numbers = numbers.into_iter().filter(|(_, number)| *number > 0);
+    let numbers = numbers.map(|(name, number)| (name.to_owned(), Value::from(number)));
+    let errors = ("check-errors".to_owned(), found.check_errors.into());
+    let name = options.image.to_string_lossy().into_owned();
+    let of_image = [("filename".to_owned(), name.into()), ("format".to_owned(), "qcow2".into())];
+    let members = numbers.chain([errors]).chain(of_image).collect();
+    writeln!(text, "{}", img::json::pretty(&Value::Object(members)))
 }

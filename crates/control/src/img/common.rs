@@ -61,11 +61,68 @@ pub(super) trait CommonDraft: Sized + 'static {
     const QUIET: Field<Self> =
         Row::optional("quiet", "", "print errors only").flag(|draft| draft.common().quiet = true);
 
+    const PROGRESS: Field<Self> = Row::optional("progress", "", "print how far it is")
+        .flag(|draft| draft.common().progress = true);
+
     const OUTPUT: Field<Self> = Row::default("output", "human", "form of the result").choice(&[
         Choice::new("human", "for people", |draft: &mut Self| put(&mut draft.common().json, false)),
         Choice::new("json", "for programs", |draft: &mut Self| put(&mut draft.common().json, true)),
     ]);
 }
+
+/// How an image uses the host's page cache.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// Past the cache; the end is flushed.
+    None,
+    /// Through the cache; the end is flushed.
+    #[default]
+    Writeback,
+    /// The same: nobody sees a write before the end.
+    Writethrough,
+    /// Past the cache, as with `none`.
+    Directsync,
+    /// Through the cache, and nothing is flushed.
+    Unsafe,
+}
+
+impl Cache {
+    /// Returns whether the cache is bypassed.
+    pub fn is_direct(self) -> bool {
+        matches!(self, Cache::None | Cache::Directsync)
+    }
+
+    /// Returns whether flushes are ignored.
+    pub fn is_unsafe(self) -> bool {
+        self == Cache::Unsafe
+    }
+}
+
+/// The words of a cache mode, for the place of one.
+macro_rules! cache {
+    ($row:expr, $field:ident) => {
+        $row.choice(&[
+            $crate::table::Choice::new("none", "past the cache", |to| {
+                $crate::table::put(&mut to.$field, $crate::img::Cache::None)
+            }),
+            $crate::table::Choice::new(
+                "writeback",
+                "through the cache, flushed at the end",
+                |to| $crate::table::put(&mut to.$field, $crate::img::Cache::Writeback),
+            ),
+            $crate::table::Choice::new("writethrough", "the same", |to| {
+                $crate::table::put(&mut to.$field, $crate::img::Cache::Writethrough)
+            }),
+            $crate::table::Choice::new("directsync", "past the cache", |to| {
+                $crate::table::put(&mut to.$field, $crate::img::Cache::Directsync)
+            }),
+            $crate::table::Choice::new("unsafe", "through the cache, not flushed", |to| {
+                $crate::table::put(&mut to.$field, $crate::img::Cache::Unsafe)
+            }),
+        ])
+    };
+}
+pub(super) use cache;
 
 /// Takes the only image from the positional arguments. `what` is expected there, in qemu-img's words.
 pub(super) fn one(arguments: Vec<OsString>, what: &str) -> Result<String, OptionError> {

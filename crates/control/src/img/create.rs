@@ -1,7 +1,7 @@
 //! `img create`.
 
 use super::common::{Common, CommonDraft, texts};
-use super::{ImgCommand, read_with, size_argument};
+use super::{ImgCommand, asks_for_help, read_with, size_argument};
 use crate::cli::{Subcommand, erased};
 use crate::error::OptionError;
 use crate::table::{Field, Row, put};
@@ -55,15 +55,17 @@ pub(super) static CREATE: Subcommand = Subcommand {
     ],
     read: |program, parser| {
         read_with(program, &CREATE, OPTIONS, parser, start, |options| {
-            Ok(ImgCommand::Create(options))
+            match options.image.is_empty() && !asks_for_help(&options.options) {
+                true => Err(OptionError::new("Expecting image file name")),
+                false => Ok(ImgCommand::Create(options)),
+            }
         })
     },
 };
 
 fn start(arguments: Vec<std::ffi::OsString>) -> Result<CreateOptions, OptionError> {
     let mut arguments = texts(arguments)?.into_iter();
-    let missing = || OptionError::new("Expecting image file name");
-    let image = arguments.next().ok_or_else(missing)?;
+    let image = arguments.next().unwrap_or_default();
     let size = arguments.next().map(|size| size_argument(&size)).transpose()?;
     match arguments.next() {
         Some(extra) => Err(OptionError::new(format!("Unexpected argument: {extra}"))),

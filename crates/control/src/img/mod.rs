@@ -2,19 +2,40 @@
 //!
 //! Names of options are those of `qemu-img`.
 
+mod bitmap;
+mod check;
+mod commit;
 mod common;
+mod compare;
+mod convert;
 mod create;
+mod dd;
 mod info;
+mod measure;
+mod rebase;
+mod resize;
+mod snapshot;
 
 use std::ffi::{OsStr, OsString};
 
-pub use common::Common;
+pub use bitmap::{BitmapAction, ImgBitmapOptions};
+pub use check::ImgCheckOptions;
+pub use commit::CommitOptions;
+pub use common::{Cache, Common};
+pub use compare::CompareOptions;
+pub use convert::ConvertOptions;
 pub use create::CreateOptions;
+pub use dd::DdOptions;
 pub use info::InfoOptions;
+pub use measure::MeasureOptions;
+pub use rebase::RebaseOptions;
+pub use resize::{NewSize, ResizeOptions};
+pub use snapshot::{SnapshotAction, SnapshotOptions};
 
 use crate::cli::{Command, Names, QEMU_IMG, Subcommand, command_of, unexpected};
 use crate::error::OptionError;
 use crate::help::{self, last_word};
+use crate::keyval;
 use crate::scalar;
 use crate::table::Field;
 
@@ -25,20 +46,43 @@ pub enum ImgCommand {
     Info(InfoOptions),
     /// `img create`.
     Create(CreateOptions),
-}
-
-impl ImgCommand {
-    /// Returns the options that several commands have.
-    pub fn common(&self) -> &Common {
-        match self {
-            ImgCommand::Info(options) => &options.common,
-            ImgCommand::Create(options) => &options.common,
-        }
-    }
+    /// `img convert`.
+    Convert(ConvertOptions),
+    /// `img resize`.
+    Resize(ResizeOptions),
+    /// `img compare`.
+    Compare(CompareOptions),
+    /// `img measure`.
+    Measure(MeasureOptions),
+    /// `img check`.
+    Check(ImgCheckOptions),
+    /// `img snapshot`.
+    Snapshot(SnapshotOptions),
+    /// `img commit`.
+    Commit(CommitOptions),
+    /// `img rebase`.
+    Rebase(RebaseOptions),
+    /// `img bitmap`.
+    Bitmap(ImgBitmapOptions),
+    /// `img dd`.
+    Dd(DdOptions),
 }
 
 /// The commands.
-static COMMANDS: &[&Subcommand] = &[&create::CREATE, &info::INFO];
+static COMMANDS: &[&Subcommand] = &[
+    &bitmap::BITMAP,
+    &check::CHECK,
+    &commit::COMMIT,
+    &compare::COMPARE,
+    &convert::CONVERT,
+    &create::CREATE,
+    &dd::DD,
+    &info::INFO,
+    &measure::MEASURE,
+    &rebase::REBASE,
+    &resize::RESIZE,
+    &snapshot::SNAPSHOT,
+];
 
 pub(crate) static IMG: Subcommand = Subcommand {
     name: "img",
@@ -111,6 +155,11 @@ fn read_with<T>(
         None => error.hint(advice()),
         Some(_) => error,
     })
+}
+
+/// Returns whether `-o` asks for the list of a format's options.
+pub fn asks_for_help(options: &[String]) -> bool {
+    options.iter().flat_map(|text| keyval::split(text)).any(keyval::is_help)
 }
 
 /// Reads a number of bytes, in qemu-img's words.

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use control::{CreateOptions, keyval};
+use control::{CreateOptions, asks_for_help};
 use daemon::DaemonError;
 use img::{NewImage, list_options};
 
@@ -33,9 +33,4 @@ pub(super) fn run(options: &CreateOptions) -> Result<ExitCode, DaemonError> {
     }
     images.make(&plan).map_err(failed)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Whether `-o` asks for the list of options.
-pub(super) fn asks_for_help(options: &[String]) -> bool {
-    options.iter().flat_map(|text| keyval::split(text)).any(keyval::is_help)
 }

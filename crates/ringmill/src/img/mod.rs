@@ -1,14 +1,24 @@
 //! `ringmill img`: what people do to images, a file per command. The work is done by the crate `img`.
 
+mod bitmap;
+mod commit;
+mod compare;
 mod confine;
+mod convert;
 mod create;
+mod dd;
 mod info;
+mod measure;
+mod resize;
+mod snapshot;
 mod text;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use control::{ImgCommand, ImgCommon, LOG_VARIABLE, LogOptions};
+use control::{
+    CheckOptions, ImgCheckOptions, ImgCommand, ImgCommon, LOG_VARIABLE, LogOptions, program_name,
+};
 use daemon::DaemonError;
 use img::{Error, Images, Source};
 
@@ -16,7 +26,17 @@ use img::{Error, Images, Source};
 pub(crate) fn log_options(command: &ImgCommand) -> Option<LogOptions> {
     let is_quiet = match command {
         ImgCommand::Info(_) => std::env::var_os(LOG_VARIABLE).is_none(),
-        ImgCommand::Create(_) => false,
+        ImgCommand::Create(_)
+        | ImgCommand::Convert(_)
+        | ImgCommand::Resize(_)
+        | ImgCommand::Compare(_)
+        | ImgCommand::Measure(_)
+        | ImgCommand::Check(_)
+        | ImgCommand::Snapshot(_)
+        | ImgCommand::Commit(_)
+        | ImgCommand::Rebase(_)
+        | ImgCommand::Bitmap(_)
+        | ImgCommand::Dd(_) => false,
     };
     (!is_quiet).then(LogOptions::default)
 }
@@ -26,7 +46,32 @@ pub(crate) fn run(command: ImgCommand) -> Result<ExitCode, DaemonError> {
     match command {
         ImgCommand::Info(options) => info::run(&options),
         ImgCommand::Create(options) => create::run(&options),
+        ImgCommand::Convert(options) => convert::run(&options),
+        ImgCommand::Resize(options) => resize::run(&options),
+        ImgCommand::Compare(options) => compare::run(&options),
+        ImgCommand::Measure(options) => measure::run(&options),
+        ImgCommand::Check(options) => check(options),
+        ImgCommand::Snapshot(options) => snapshot::run(&options),
+        ImgCommand::Commit(options) => commit::run(&options),
+        ImgCommand::Rebase(options) => commit::rebase(&options),
+        ImgCommand::Bitmap(options) => bitmap::run(&options),
+        ImgCommand::Dd(options) => dd::run(&options),
     }
+}
+
+/// `img check`: the same as `check`.
+fn check(options: ImgCheckOptions) -> Result<ExitCode, DaemonError> {
+    let ImgCheckOptions { common, image, repair } = options;
+    if common.format.as_deref().is_some_and(|format| format != "qcow2") {
+        return Ok(crate::check::no_checks());
+    }
+    let check = CheckOptions { image: image.into(), repair, json: common.json };
+    crate::check::run_quietly(&check, common.quiet)
+}
+
+/// Returns the program's name in messages.
+fn program() -> &'static str {
+    program_name(&std::env::args_os().next().unwrap_or_default())
 }
 
 /// Returns the set of images of a command, with its secrets and the journals that killed daemons have left.
