@@ -229,6 +229,12 @@ fn a_stuck_io_thread_is_not_alive() {
         assert!(late < 20, "the watchdog gets messages although a thread does not respond");
     }
     manager.socket.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+    eventually("the log to name the thread", || {
+        server
+            .log()
+            .contains("watchdog: I/O thread \"io0\" has not answered for 50 ms")
+            .then_some(())
+    });
     ptrace::detach(thread, None).expect("it is stopped");
     assert_eq!(manager.next(), alive);
     server.stop();

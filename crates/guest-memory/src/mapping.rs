@@ -30,6 +30,8 @@ pub(crate) struct FileSystem {
     pub(crate) page: u64,
     /// Another process or machine supplies the pages: an access may block for any time.
     pub(crate) is_elsewhere: bool,
+    /// The pages are in memory only: an access waits for no disk.
+    pub(crate) is_memory: bool,
 }
 
 impl Mapping {
@@ -129,6 +131,9 @@ mod calls {
     const ELSEWHERE: [libc::__fsword_t; 7] =
         [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x794c_7630];
 
+    /// File systems in memory, statfs(2): tmpfs, which memfds and the nodes of devices are on, too; hugetlbfs; ramfs.
+    const MEMORY: [libc::__fsword_t; 3] = [libc::TMPFS_MAGIC, libc::HUGETLBFS_MAGIC, 0x8584_58f6];
+
     /// The properties of a file system that mappings depend on.
     pub(crate) fn file_system(fd: &OwnedFd) -> io::Result<FileSystem> {
         let mut stat = MaybeUninit::<libc::statfs>::uninit();
@@ -143,7 +148,9 @@ mod calls {
         let huge = (stat.f_type == libc::HUGETLBFS_MAGIC).then_some(stat.f_bsize);
         let page = u64::try_from(huge.unwrap_or(system)).unwrap_or(0);
         let page = if page.is_power_of_two() { page } else { 4096 };
-        Ok(FileSystem { page, is_elsewhere: ELSEWHERE.contains(&stat.f_type) })
+        let (is_elsewhere, is_memory) =
+            (ELSEWHERE.contains(&stat.f_type), MEMORY.contains(&stat.f_type));
+        Ok(FileSystem { page, is_elsewhere, is_memory })
     }
 }
 
@@ -194,7 +201,7 @@ mod calls {
     }
 
     pub(crate) fn file_system(_: &OwnedFd) -> io::Result<FileSystem> {
-        Ok(FileSystem { page: PAGE as u64, is_elsewhere: false })
+        Ok(FileSystem { page: PAGE as u64, is_elsewhere: false, is_memory: true })
     }
 }
 

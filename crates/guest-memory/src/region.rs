@@ -42,6 +42,7 @@ pub struct MappedRegion {
     /// The region's first byte: inside the mapping, which begins at a page boundary.
     host: NonNull<u8>,
     mmap_offset: u64,
+    is_on_disk: bool,
     backing: ManuallyDrop<Backing>,
 }
 
@@ -97,7 +98,8 @@ impl Region {
         }
 
         // mmap takes an offset, and munmap a length, in units of the file's pages.
-        let FileSystem { page, is_elsewhere } = file_system(fd).map_err(|e| os("fstatfs", e))?;
+        let FileSystem { page, is_elsewhere, is_memory } =
+            file_system(fd).map_err(|e| os("fstatfs", e))?;
         if is_elsewhere {
             return Err(Error::Elsewhere { guest_addr });
         }
@@ -125,6 +127,7 @@ impl Region {
             user_addr,
             host,
             mmap_offset,
+            is_on_disk: !is_memory,
             backing: ManuallyDrop::new(Backing { watched, mapping, _share: share, file: self.fd }),
         })
     }
@@ -134,6 +137,13 @@ impl Region {
 const POPULATED_UNIT: u64 = 2 << 20;
 
 impl MappedRegion {
+    /// Returns whether the region is in a file on a disk.
+    ///
+    /// Accesses to pages that are not in memory wait for the disk, and so does the thread.
+    pub fn is_on_disk(&self) -> bool {
+        self.is_on_disk
+    }
+
     /// Returns its guest-physical address.
     pub fn guest_addr(&self) -> u64 {
         self.guest_addr

@@ -1,11 +1,13 @@
 //! Regions and sets of them: what is mapped, what is refused, how long it lives.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use guest_memory::test_util::{USER_BASE, memfd_memory, memfd_region};
 use guest_memory::{Error, GuestMemory, MappedRegion, MemoryView, Region};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 const PAGE: u64 = 4096;
 
@@ -187,4 +189,23 @@ fn a_thread_of_its_own_closes_large_files() {
     nix::fcntl::fallocate(&region.fd, nix::fcntl::FallocateFlags::empty(), 0, 8 << 20).unwrap();
     region.size = PAGE;
     assert!(is_mapped_after_its_drop(region.map().unwrap()));
+}
+
+/// Accesses to memory in a file on a disk may wait for the disk.
+#[test]
+#[cfg_attr(miri, ignore = "Miri has no file systems")]
+fn files_on_disks_are_told_from_memory() {
+    assert!(!map(0, 4096).is_on_disk());
+    let name = format!("{}/region-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let file = File::options().create_new(true).read(true).write(true).open(&name).unwrap();
+    std::fs::remove_file(&name).unwrap();
+    file.set_len(4096).unwrap();
+    let is_memory = fstatfs(&file).unwrap().filesystem_type() == TMPFS_MAGIC;
+    let fd = file.into();
+    let region = Region { guest_addr: 0, size: 4096, user_addr: 0, mmap_offset: 0, fd };
+    match region.map() {
+        Ok(region) => assert_eq!(region.is_on_disk(), !is_memory),
+        // Such as an overlay in a container.
+        Err(error) => assert!(matches!(error, Error::Elsewhere { .. }), "{error}"),
+    }
 }

@@ -10,6 +10,7 @@ use nix::sys::socket::{Shutdown, shutdown};
 use tls::{Acceptor, MAX_EXPANSION, MAX_PLAIN, Progress, Session, SessionError};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::origins::{Origin, Turns};
 use super::server::{first, has_hung_up};
 use super::session::handshake::{ExportInfo, HandshakeError, Negotiation, Next, Tls};
 use super::session::transmission::Agreed;
@@ -58,8 +59,8 @@ pub(super) struct Limits {
     /// Send an option of more than [`SMALL`] bytes.
     large: Semaphore,
     /// Have a thread of the pool compute the server's part of TLS's handshake. The others wait, so that half of the
-    /// processors remain for requests.
-    crypto: Semaphore,
+    /// processors remain for requests. Hosts take turns: one that begins many handshakes delays its own.
+    crypto: Turns,
     /// TLS's turn on the pool.
     lane: Lane,
 }
@@ -67,7 +68,7 @@ pub(super) struct Limits {
 impl Limits {
     pub(super) fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let crypto = Semaphore::new((processors / 2).max(1));
+        let crypto = Turns::new((processors / 2).max(1));
         Limits { large: Semaphore::new(LARGE_OPTIONS), crypto, lane: Lane::default() }
     }
 }
@@ -239,8 +240,9 @@ impl Client<'_> {
         self.receive_tls(&mut session).await?;
         // A client that has left after its hello costs no signature.
         let mut may_have_left = true;
+        let origin = Origin::of(&self.socket);
         loop {
-            let permit = permit(&self.limits.crypto).await?;
+            let permit = self.limits.crypto.turn(origin).await;
             if std::mem::take(&mut may_have_left) && has_hung_up(&self.socket) {
                 return Err(Failure::LeftTls);
             }

@@ -15,6 +15,7 @@ mod extents;
 mod handshake;
 mod holes;
 mod listener;
+mod origins;
 mod probes;
 mod server;
 pub mod session;

@@ -92,7 +92,19 @@ impl Backend {
         let mapped: Result<Vec<_>, _> =
             regions.into_iter().map(|region| region.map().map(Arc::new)).collect();
         let memory = GuestMemory::from_regions(mapped?)?;
+        self.tell_memory_on_disk(&memory);
         self.exchange_memory(memory).await
+    }
+
+    /// Warns that other exports of the I/O threads wait for a disk as the guest likes.
+    fn tell_memory_on_disk(&self, memory: &GuestMemory) {
+        if memory.regions().iter().any(|region| region.is_on_disk()) {
+            log::warn!(
+                "export {}: guest memory is in a file on a disk: its I/O threads wait for the disk; give the export threads \
+                 of its own, or the guest a memfd, shared memory or huge pages",
+                self.id
+            );
+        }
     }
 
     /// Adds memory; running rings continue.
@@ -102,6 +114,7 @@ impl Backend {
         }
         self.may_map(self.mapped().chain([region.size, self.log.size()]))?;
         let memory = Arc::new(self.memory.with_region(Arc::new(region.map()?))?);
+        self.tell_memory_on_disk(&memory);
         self.log.covers(&memory)?;
         let asked: Vec<_> = self
             .workers
