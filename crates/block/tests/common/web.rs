@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use event_loop::sync::lock;
 
@@ -38,6 +39,8 @@ pub enum Answer {
     Keep(Vec<u8>),
     /// Sends bytes, and closes the connection.
     Close(Vec<u8>),
+    /// Sends some of the bytes, then the others one by one, with pauses.
+    Trickle(Vec<u8>, usize),
 }
 
 /// A server on a free port. It ends with its value.
@@ -144,6 +147,17 @@ impl Shared {
             match (self.answer)(&asked) {
                 Answer::Keep(answer) if stream.write_all(&answer).is_ok() => {}
                 Answer::Keep(_) => break,
+                Answer::Trickle(answer, first) => {
+                    let (first, rest) = answer.split_at(first);
+                    let _ = stream.write_all(first);
+                    for byte in rest.chunks(1) {
+                        thread::sleep(Duration::from_millis(50));
+                        if stream.write_all(byte).is_err() {
+                            break;
+                        }
+                    }
+                    break;
+                }
                 Answer::Close(answer) => {
                     let _ = stream.write_all(&answer);
                     break;

@@ -117,10 +117,10 @@ fn follow(attempt: Attempt<'_>) -> Action {
     }
 }
 
-/// Variables of the environment that name proxies, as curl reads them.
+/// Variables of the environment that name proxies, as `reqwest` reads them.
 fn proxy_variables(scheme: Scheme) -> &'static [&'static str] {
     match scheme {
-        Scheme::Http => &["http_proxy", "all_proxy", "ALL_PROXY"],
+        Scheme::Http => &["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"],
         Scheme::Https => &["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"],
     }
 }

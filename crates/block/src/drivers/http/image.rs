@@ -128,23 +128,26 @@ impl Image {
             };
             is_first = false;
             let pause = pauses.next().or(PAUSES.last()).copied().unwrap_or_default();
-            let next = Instant::now() + after.unwrap_or(Duration::from_secs(pause));
-            if !self.waits_until(next, &why).await {
+            if !self.waits(Duration::from_secs(pause), after, &why).await {
                 return Err(self.fails(&why));
             }
         }
     }
 
-    /// Waits for the next attempt. `false`: the request fails.
-    async fn waits_until(&self, next: Instant, why: &str) -> bool {
+    /// Waits for the next attempt: for a pause, and as long as the server says. `false`: the request fails.
+    async fn waits(&self, pause: Duration, after: Option<Duration>, why: &str) -> bool {
         let told = self.impatience.notified();
         let mut told = std::pin::pin!(told);
         told.as_mut().enable();
-        let down_since = *lock(&self.link).down_since.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        let end = *lock(&self.link).down_since.get_or_insert(now) + self.delay;
+        let after = after.unwrap_or_default();
         let is_impatient = || self.impatient.load(Ordering::Acquire) > 0;
-        if next > down_since + self.delay || is_impatient() {
+        if now >= end || now + after > end || is_impatient() {
             return false;
         }
+        // The last attempt is at the end.
+        let next = (now + pause.max(after)).min(end);
         let (url, seconds) = (self.source.shown(), self.delay.as_secs());
         if self.is_news(why) {
             let name = &self.name;

@@ -3,13 +3,13 @@
 use std::error::Error;
 use std::ops::Range;
 use std::sync::Mutex;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use event_loop::sync::lock;
 use reqwest::header::{ACCEPT_ENCODING, HeaderMap, IF_MATCH, IF_UNMODIFIED_SINCE, RANGE};
 use reqwest::{Response, Url};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::answer::{Failure, Identity, judge};
 use super::client::Access;
@@ -18,6 +18,8 @@ use crate::error::OpenError;
 
 /// What is asked for to find an image. Busybox takes `0-0` for the whole image.
 const FIRST: Range<u64> = 0..512;
+/// A slower server, bytes within the node's `timeout`, is given up.
+const LEAST: u64 = 1024;
 
 /// An image that was found.
 pub(super) struct Source {
@@ -93,8 +95,9 @@ impl Source {
         }
         let wanted = range.end - range.start;
         let (mut pieces, mut got) = (Vec::new(), 0);
+        let mut speed = Speed::new(*patience);
         loop {
-            let piece = match timeout(*patience, response.chunk()).await {
+            let piece = match speed.judge(response.chunk()).await {
                 Ok(Ok(Some(piece))) => piece,
                 Ok(Ok(None)) if got == wanted => return Ok(pieces),
                 Ok(Ok(None)) => return Err(Failure::Broken(cut_off(got, wanted))),
@@ -102,9 +105,10 @@ impl Source {
                     let why = format!("{}: {}", cut_off(got, wanted), told(error));
                     return Err(Failure::Broken(why));
                 }
-                Err(_) => return Err(Failure::Passing(self.access.silent(), None)),
+                Err(why) => return Err(Failure::Passing(why, None)),
             };
             got += piece.len() as u64;
+            speed.add(piece.len() as u64);
             if got > wanted {
                 let why = format!("the server sends more than the {wanted} bytes of the range");
                 return Err(Failure::Lasting(why));
@@ -122,6 +126,36 @@ impl Source {
             asked => asked,
         };
         asked.ok().map(|(identity, _)| identity)
+    }
+}
+
+/// Whether a body comes fast enough.
+struct Speed {
+    patience: Duration,
+    /// Bytes since the time began that has this end. `None`: no end.
+    got: u64,
+    end: Option<Instant>,
+}
+
+impl Speed {
+    fn new(patience: Duration) -> Speed {
+        Speed { patience, got: 0, end: Instant::now().checked_add(patience) }
+    }
+
+    /// Waits for a part of the body.
+    async fn judge<T>(&self, part: impl Future<Output = T>) -> Result<T, String> {
+        let Some(end) = self.end else { return Ok(part.await) };
+        timeout_at(end, part).await.map_err(|_| {
+            let (got, seconds) = (self.got, self.patience.as_secs());
+            format!("the server has sent {got} bytes in {seconds} seconds")
+        })
+    }
+
+    fn add(&mut self, len: u64) {
+        self.got += len;
+        if self.got >= LEAST {
+            *self = Speed::new(self.patience);
+        }
     }
 }
 
