@@ -14,6 +14,7 @@ use integration::{
     BlkClient, Image, Port, Qmp, Scratch, Server, ServerCommand, eventually, repository, request,
     tied_command, tool,
 };
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 /// MiB of the image, and a part of a sector.
@@ -219,6 +220,13 @@ fn another_image_under_the_url_is_an_error_that_names_both() {
     let line = line.unwrap_or_else(|| panic!("{log}"));
     assert!(line.contains(&format!("opened with {} bytes, ETag", (MIB << 20) + 100)), "{line}");
     assert!(line.contains(&format!("is now {} bytes, ETag", 3 << 20)), "{line}");
+    // A live upgrade does not change the disk of the clients that are connected.
+    server.signal(Signal::SIGUSR2);
+    eventually("the end of the upgrade", || {
+        server.log().contains("node 'web': the image on the server has changed").then_some(())
+    });
+    fs::rename(web.path("before"), nginx.image()).expect("the image");
+    client_output(&scratch, "qemu-io", &[&read[..], &[&uri]].concat());
     server.stop();
 }
 

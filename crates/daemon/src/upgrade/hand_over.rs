@@ -16,10 +16,10 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde_json::{Map, Value as Json, json};
 
 use super::super::{Daemon, DaemonError};
-use super::bitmaps;
 use super::document::{Collected, GO, HAVE, INVENTORY, Part, QUEUES, READY, REFUSED, VERSION};
 use super::packets::Packets;
 use super::take_over::{TakenListener, nbd_listener};
+use super::{bitmaps, contents};
 use crate::spawner::is_null;
 
 /// Time limit of the new process until it is ready, nanoseconds.
@@ -314,6 +314,7 @@ impl Daemon {
             "exports": exports,
             "bitmaps": bitmaps::describe(&self.nodes),
             "storing": self.nodes.storing().collect::<Vec<_>>(),
+            "contents": contents::describe(&self.nodes),
         });
         Ok((inventory, fds.0))
     }

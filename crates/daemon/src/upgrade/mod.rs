@@ -18,6 +18,7 @@
 //! and resumes. The new process touches no queue before `Go`. The two never serve at the same time.
 
 mod bitmaps;
+mod contents;
 pub mod document;
 mod hand_over;
 pub mod packets;

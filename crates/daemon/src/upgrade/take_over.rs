@@ -1,6 +1,6 @@
 //! The new process' side.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::env;
 use std::ffi::CString;
 use std::io;
@@ -18,6 +18,7 @@ use serde_json::{Map, Value as Json};
 
 use super::super::{Daemon, DaemonError};
 use super::bitmaps::{self, TakenBitmap, TakenBits};
+use super::contents;
 use super::document::{
     Document, GO, HAVE, INVENTORY, QUEUES, READY, REFUSED, TakenPart, VERSION, list, number, path,
     text,
@@ -67,6 +68,8 @@ pub struct TakenOver {
     document: Document,
     /// Of nodes that there are not yet.
     pub(super) bitmaps: Vec<TakenBitmap>,
+    /// Of images on servers, by nodes.
+    contents: BTreeMap<String, String>,
     /// Nodes behind overlays that store bitmaps when they are closed.
     pub(crate) storing: BTreeSet<String>,
 }
@@ -155,6 +158,7 @@ impl TakenOver {
             exports: object(&json["exports"])?.clone(),
             document,
             bitmaps: bitmaps::read(&json["bitmaps"])?,
+            contents: contents::read(&json["contents"])?,
             storing: match &json["storing"] {
                 // An older program.
                 Json::Null => BTreeSet::new(),
@@ -259,8 +263,11 @@ impl Daemon {
         // Afterwards it could only serve without.
         self.rehearse_confining()?;
         let Some(taken) = &self.taken else { return Ok(()) };
+        contents::check(&self.nodes, &taken.contents)?;
         let Handed { exports, mut document, bits } = taken.stop_other(&*self.host)?;
+        let contents = taken.contents.clone();
         self.make(&late).await?;
+        contents::check(&self.nodes, &contents)?;
         self.exports.prepare(exports, &mut document).map_err(DaemonError::new)?;
         self.take_bits(&bits);
         let Some(mut taken) = self.taken.take() else { return Ok(()) };
