@@ -7,8 +7,9 @@ use crate::error::OptionError;
 /// Stands for a secret.
 const HIDDEN: char = '…';
 
-/// Returns an option without secrets: the value of each `data`, which only `--object secret` has. Also if the name is
-/// mistyped in upper case, or with more behind a dot.
+/// Returns an option without secrets: the value of each `data`, which only `--object secret` has, and of each `cookie`, and
+/// what follows `?` in each `url`, which may be a signature. Also if the name is mistyped in upper case, or with more behind
+/// a dot.
 pub fn masked(option: &str) -> String {
     split(option).0
 }
@@ -27,14 +28,23 @@ pub(crate) fn of(error: OptionError, option: &str) -> OptionError {
 
 /// Returns an option without secrets, and the secrets.
 fn split(option: &str) -> (String, Vec<&str>) {
-    const NAME: &str = "data";
+    const URL: &str = "url";
+    const NAMES: [&str; 3] = ["data", "cookie", URL];
     let (mut shown, mut hidden, mut rest) = (String::new(), Vec::new(), option);
-    let find = |text: &str| text.to_ascii_lowercase().find(NAME);
-    while let Some(at) = find(rest) {
+    let find = |text: &str| {
+        let text = text.to_ascii_lowercase();
+        NAMES.into_iter().filter_map(|name| Some((text.find(name)?, name))).min()
+    };
+    while let Some((at, name)) = find(rest) {
         let is_part = rest[..at].ends_with(is_of_name);
-        let (name, after) = rest.split_at(at + NAME.len());
+        let (before, after) = rest.split_at(at + name.len());
         let value = value(after).filter(|value| !is_part && !value.is_empty()).unwrap_or(0..0);
-        shown.push_str(name);
+        let value = match (name, after[value.clone()].find('?')) {
+            (URL, Some(query)) => value.start + query + 1..value.end,
+            (URL, None) => 0..0,
+            _ => value,
+        };
+        shown.push_str(before);
         shown.push_str(&after[..value.start]);
         if !value.is_empty() {
             shown.push(HIDDEN);
@@ -115,6 +125,14 @@ mod tests {
             ("--object secret,id=s,Data=geheim", "--object secret,id=s,Data=…"),
             ("--object secret,data.x=geheim,id=s", "--object secret,data.x=…,id=s"),
             ("--object {'data':'geheim", "--object {'data':'…"),
+            (
+                "--blockdev http,url=http://a/b?geheim,cookie=geheim",
+                "--blockdev http,url=http://a/b?…,cookie=…",
+            ),
+            (
+                r#"--blockdev {"url": "http://a/b", "cookie-secret": "s", "Cookie": "geheim"}"#,
+                r#"--blockdev {"url": "http://a/b", "cookie-secret": "s", "Cookie": "…"}"#,
+            ),
             (r#"--object {"data": 123, "id": "s"}"#, r#"--object {"data": …, "id": "s"}"#),
             ("--blockdev raw,data-file=f,x.data=1", "--blockdev raw,data-file=f,x.data=1"),
             (r#"--x {"data": {"path": "p"}}"#, r#"--x {"data": {"path": "p"}}"#),
