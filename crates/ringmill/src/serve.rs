@@ -151,8 +151,19 @@ fn on_web(options: &ServeOptions, web: &HttpOptions) -> Result<Found, DaemonErro
     let missing = options.overlay.as_ref().filter(|overlay| {
         fs::symlink_metadata(overlay).is_err_and(|error| error.kind() == ErrorKind::NotFound)
     });
-    if let Some(overlay) = missing {
-        make(overlay, size, ServeFormat::Qcow2)?;
+    match (missing, &options.overlay) {
+        (Some(overlay), _) => make(overlay, size, ServeFormat::Qcow2)?,
+        (None, Some(overlay)) => {
+            let file = File::open(overlay)
+                .map_err(|error| failed(overlay, "opening the overlay", &error))?;
+            let found =
+                Format::of_file(&file).map_err(|error| failed(overlay, "reading", &error))?;
+            if found != Some(Format::Qcow2) {
+                let why = format!("overlay {}: it is no qcow2 image", overlay.display());
+                return Err(DaemonError::new(why));
+            }
+        }
+        (None, None) => {}
     }
     Ok(Found { kind: ImageKind::File, format, made: missing.cloned() })
 }
