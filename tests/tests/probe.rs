@@ -10,6 +10,12 @@ fn this_machine() {
     let (status, output) = probe.arg(image.path().to_str().expect("a path in UTF-8")).run();
     assert!(status.success(), "{output}");
     assert!(output.contains("io_uring") && output.contains("O_DIRECT"), "{output}");
+    let ublk = output.lines().find(|line| line.trim_start().starts_with("ublk"));
+    let expected = match std::path::Path::new("/dev/ublk-control").exists() {
+        true => "yes",
+        false => "there is no /dev/ublk-control",
+    };
+    assert!(ublk.is_some_and(|line| line.contains(expected)), "{output}");
 }
 
 /// The probe reports a limit of pinned memory only if the kernel applies it.

@@ -790,6 +790,16 @@ fn a_dry_run_reports_everything_and_changes_nothing() {
     ] {
         assert!(output.contains(part), "{part} in {output}");
     }
+    let null = ["--blockdev", "null-co,node-name=null,size=1048576"];
+    let ublk = ["--export", "ublk,id=u,node-name=null"];
+    let (is_good, output) = dry_run(&scratch, &[null, ublk].concat());
+    let can_be = Path::new("/dev/ublk-control").exists();
+    assert_eq!(is_good, can_be, "{output}");
+    assert_eq!(
+        output.contains("--export ublk,id=u,node-name=null: there is no "),
+        !can_be,
+        "{output}"
+    );
     assert_eq!(before(), files);
     assert_eq!(blk.read(0, 512), [7; 512]);
     drop(blk);

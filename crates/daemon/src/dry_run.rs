@@ -5,6 +5,7 @@ use std::path::Path;
 use block::options::{BlockdevOptions, BlockdevRef};
 use control::{Action, NbdAddr, Step};
 use event_loop::{EventLoop, LoopConfig};
+use exports::ublk::UblkError;
 use nix::unistd::{AccessFlags, access};
 
 use super::state::check_path;
@@ -52,7 +53,11 @@ pub fn check(
                 Action::Export(options) => {
                     let needs = options.kind.needs();
                     let socket = needs.socket.map_or(Ok(()), folder_of);
-                    socket.and_then(|()| needs.mountpoint.map_or(Ok(()), exists))
+                    let mountpoint = || needs.mountpoint.map_or(Ok(()), exists);
+                    socket.and_then(|()| mountpoint()).and_then(|()| match needs.ublk {
+                        Some(_) => check_ublk(),
+                        None => Ok(()),
+                    })
                 }
                 Action::NbdServer(options) => match &options.addr {
                     NbdAddr::Unix { path } => folder_of(path),
@@ -106,6 +111,15 @@ fn folder_of(socket: &Path) -> Result<(), DaemonError> {
         let (socket, folder) = (socket.display(), folder.display());
         DaemonError::new(format!("no socket '{socket}' can be made in {folder}: {}", errno.desc()))
     })
+}
+
+/// Whether this process can make ublk devices.
+///
+/// # Errors
+///
+/// The kernel has no ublk, or this process may not use it.
+pub fn check_ublk() -> Result<(), DaemonError> {
+    Ok(UblkError::check_host()?)
 }
 
 fn exists(mountpoint: &Path) -> Result<(), DaemonError> {

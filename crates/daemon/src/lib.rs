@@ -79,7 +79,7 @@ use serde_json::json;
 
 use chardev::Chardev;
 pub use commands::register as register_commands;
-pub use dry_run::check;
+pub use dry_run::{check, check_ublk};
 pub use environment::Environment;
 pub use error::DaemonError;
 use exports::Exports;

@@ -182,11 +182,7 @@ impl Daemon {
             recovery: own.recovery,
         };
         let handed_over = handed_over.map_err(DaemonError::new)?;
-        let export = UblkExport::start(&event_loop, config, control, handed_over).await;
-        let export = export.map_err(|UblkError { what, hint }| {
-            let error = DaemonError::new(what);
-            hint.into_iter().fold(error, |error, hint| error.with_hint(&hint))
-        })?;
+        let export = UblkExport::start(&event_loop, config, control, handed_over).await?;
         log::info!("export {}: {}", options.id, export.path().display());
         Ok(Box::new(Ublk {
             id: options.id.clone(),
@@ -194,5 +190,11 @@ impl Daemon {
             event_loop,
             turns: Rc::default(),
         }))
+    }
+}
+
+impl From<UblkError> for DaemonError {
+    fn from(UblkError { what, hint }: UblkError) -> Self {
+        hint.iter().fold(DaemonError::new(what), |error, hint| error.with_hint(hint))
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use block::node::{BlockNode, Watcher};
 use event_loop::{EventLoop, LoopHandle, mailbox, oneshot, until};
 use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access};
 use stats::{InFlight, QueueStats};
 
 use super::control::{CONTROL, Control, Failed, Order};
@@ -70,6 +71,27 @@ impl UblkError {
 
     fn hint(self, hint: impl Into<String>) -> Self {
         UblkError { hint: Some(hint.into()), ..self }
+    }
+
+    /// Returns the error of opening [`CONTROL`].
+    fn unopened(errno: Errno) -> Self {
+        match errno {
+            Errno::ENOENT | Errno::ENODEV | Errno::ENXIO => {
+                UblkError::new(format!("there is no {CONTROL}: the kernel has no ublk"))
+                    .hint("Load its module: modprobe ublk_drv. It needs Linux 6.5 or later.")
+            }
+            errno => UblkError::new(format!("opening {CONTROL} failed: {}", errno.desc()))
+                .hint("ublk devices need root, or CAP_SYS_ADMIN and access to the file."),
+        }
+    }
+
+    /// Checks that this process can make devices, as far as that changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has no ublk, or this process may not use it.
+    pub fn check_host() -> Result<(), Self> {
+        access(CONTROL, AccessFlags::R_OK | AccessFlags::W_OK).map_err(Self::unopened)
     }
 }
 
@@ -531,14 +553,7 @@ impl Shared {
     fn failed(&self, doing: &str, failed: Failed) -> UblkError {
         let errno = failed.errno();
         match failed {
-            Failed::Open(Errno::ENOENT | Errno::ENODEV | Errno::ENXIO) => {
-                UblkError::new(format!("there is no {CONTROL}: the kernel has no ublk"))
-                    .hint("Load its module: modprobe ublk_drv. It is part of Linux 6.0 and later.")
-            }
-            Failed::Open(errno) => {
-                UblkError::new(format!("opening {CONTROL} failed: {}", errno.desc()))
-                    .hint("ublk devices need root, or CAP_SYS_ADMIN and access to the file.")
-            }
+            Failed::Open(errno) => UblkError::unopened(errno),
             Failed::Command(Errno::EPERM | Errno::EACCES) => {
                 UblkError::new(format!("{doing} a ublk device failed: {}", errno.desc()))
                     .hint("ublk devices need root, or CAP_SYS_ADMIN.")

@@ -61,6 +61,13 @@ impl fmt::Display for Report {
         }
         writeln!(f, "\nLimits")?;
         self.limits.fmt(f)?;
+        writeln!(f, "\nDisks of the host")?;
+        let ublk = daemon::check_ublk();
+        row(
+            f,
+            "ublk",
+            &ublk.map_or_else(|error| error.to_string().replace('\n', ". "), |()| "yes".to_owned()),
+        )?;
         if let Some(sleep) = &self.sleep {
             writeln!(f, "\nAn I/O thread's sleep")?;
             row(f, "measured", &sleep.cost())?;
