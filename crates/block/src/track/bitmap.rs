@@ -1,5 +1,6 @@
 //! Dirty bitmaps: which parts of a node were written to.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -176,6 +177,15 @@ impl DirtyBitmap {
 
 /// The bitmaps of a node, as a channel knows them.
 pub(super) type Bitmaps = Arc<[Arc<DirtyBitmap>]>;
+
+/// Returns the bitmaps that are not among others. An image may have 65,535: the time is linear.
+pub(crate) fn without<'a>(
+    all: &'a [Arc<DirtyBitmap>],
+    others: &[Arc<DirtyBitmap>],
+) -> impl Iterator<Item = &'a Arc<DirtyBitmap>> + use<'a> {
+    let others: HashSet<_> = others.iter().map(Arc::as_ptr).collect();
+    all.iter().filter(move |own| !others.contains(&Arc::as_ptr(own)))
+}
 
 /// Notes a write that is about to begin.
 #[inline]

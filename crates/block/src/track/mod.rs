@@ -18,6 +18,7 @@ use event_loop::EventLoop;
 use event_loop::sync::lock;
 
 use self::bitmap::Bitmaps;
+pub(crate) use self::bitmap::without;
 pub use self::bitmap::{DirtyBitmap, Storage};
 use self::channel::TrackedChannel;
 pub(crate) use self::kept::{Described, KeptBits, Owner};
@@ -145,8 +146,7 @@ impl Tracking {
     pub(crate) fn set_stored(&self, stored: Vec<Arc<DirtyBitmap>>) {
         {
             let mut bitmaps = lock(&self.bitmaps);
-            let stays = |own: &Arc<DirtyBitmap>| stored.iter().any(|other| Arc::ptr_eq(own, other));
-            bitmaps.iter().filter(|own| !stays(own)).for_each(|gone| gone.give_up_keeping());
+            bitmap::without(&bitmaps, &stored).for_each(|gone| gone.give_up_keeping());
             bitmaps.retain(|bitmap| bitmap.storage() == Storage::Memory);
             bitmaps.extend(stored.iter().cloned());
         }

@@ -30,7 +30,9 @@ use super::image::{Image, errno_of};
 use super::open::Below;
 use super::steps::{ENTRY, read};
 use crate::node::listed;
-use crate::track::{BitmapStore, Checked, Described, DirtyBitmap, Forgotten, Storage, Tracking};
+use crate::track::{
+    BitmapStore, Checked, Described, DirtyBitmap, Forgotten, Storage, Tracking, without,
+};
 
 /// Why bitmaps of an image on a block device or a server are not kept.
 pub(super) const NOT_IN_A_FILE: &str = "its image is not in a regular file";
@@ -162,7 +164,7 @@ impl BitmapStore for ImageBitmaps {
         let now = tracking.stored();
         *lock(&self.tracking) = Some(tracking);
         let loaded = std::mem::take(&mut *lock(&self.loaded));
-        for bitmap in loaded.iter().filter(|one| !now.iter().any(|other| Arc::ptr_eq(one, other))) {
+        for bitmap in without(&loaded, &now) {
             // Writes do not set its bits.
             bitmap.give_up_keeping();
         }
