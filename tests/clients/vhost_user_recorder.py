@@ -77,7 +77,9 @@ def forward(peer, message):
     request, flags, payload, fds = message
     data = HEADER.pack(request, flags, len(payload)) + payload
     sent = socket.send_fds(peer, [data], fds) if fds else peer.send(data)
-    peer.sendall(data[sent:])
+    # A peer that has closed its end meanwhile refuses even nothing.
+    if sent < len(data):
+        peer.sendall(data[sent:])
     for fd in fds:
         os.close(fd)
 

@@ -329,6 +329,8 @@ impl<'a> Replay<'a> {
                     ring.is_running = false;
                 }
                 "GET_QUEUE_NUM" => assert_eq!(word, Some(self.rings.len() as u64)),
+                // The reply of these is what was asked for, also where an acknowledgement was.
+                _ if name.starts_with("GET_") => {}
                 _ if flags != 0 => assert_eq!(word, Some(0), "line {}: refused", self.at),
                 _ => {}
             }
@@ -373,8 +375,8 @@ impl<'a> Replay<'a> {
         let driver = &self.guest.queues[index].driver;
         match self.rings[index].stopped_at {
             Some((there, here)) if there == recorded => here,
-            // The back end has vanished. The front end continues behind what it has seen used.
-            None if driver.available() != 0 => driver.device_used(),
+            // The back end has vanished. The front end continues behind what it has seen used. At 0, it is another one.
+            None if recorded != 0 && driver.available() != 0 => driver.device_used(),
             _ => {
                 assert_eq!(recorded, 0, "line {}: neither continued nor begun", self.at);
                 let size = driver.config().size;
@@ -510,6 +512,13 @@ fn replay(begins: &str, ends: &str) {
 #[test]
 fn disks_of_each_qemu_work() {
     replay("qemu-", "-blk.txt");
+}
+
+/// SPDK's is from its source.
+#[test]
+fn disks_of_other_front_ends_work() {
+    replay("libblkio-", "-blk.txt");
+    replay("spdk-", "-blk.txt");
 }
 
 #[test]
