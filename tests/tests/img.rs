@@ -429,7 +429,7 @@ fn a_killed_conversion_leaves_nothing() {
 }
 
 #[test]
-fn images_are_measured_compared_and_checked_as_by_qemu_img() {
+fn images_are_mapped_measured_compared_and_checked_as_by_qemu_img() {
     let pair = Pair::of_one_folder();
     pair.prepare(&[&["qemu-img create -q -f qcow2 src.qcow2 16M"][..], &WRITES].concat());
     pair.prepare(&[
@@ -438,8 +438,20 @@ fn images_are_measured_compared_and_checked_as_by_qemu_img() {
         "qemu-io -c write~-P~6~5M~1k other.qcow2",
         "qemu-img create -q -f qcow2 -b src.qcow2 -F qcow2 longer.qcow2 17M",
         "qemu-img bitmap --add other.qcow2 writes",
+        "qemu-img convert -c -O qcow2 src.qcow2 packed.qcow2",
+        "qemu-img convert -O qcow2 -o data_file=data.raw src.qcow2 split.qcow2",
     ]);
     for line in [
+        "map src.qcow2",
+        "map --output=json src.qcow2",
+        "map longer.qcow2",
+        "map --output=json longer.qcow2",
+        "map --output=json --start-offset=32k --max-length=1M longer.qcow2",
+        "map same.raw",
+        "map --output json same.raw",
+        "map packed.qcow2",
+        "map --output=json packed.qcow2",
+        "map --output=json split.qcow2",
         "measure --size 1G",
         "measure -O qcow2 --size 1G",
         "measure -O qcow2 --size 3T -o cluster_size=4k,refcount_bits=64",
@@ -564,4 +576,36 @@ fn dd_copies_the_same_part() {
         let (code, text, errors) = ran(&tool("qemu-img"), &pair.ours, &["compare", "x", &theirs]);
         assert_eq!((code, &*text), (Some(0), "Images are identical.\n"), "{line}: {errors}");
     }
+}
+
+/// Whatever the bytes of a header are, a description ends with an answer or an error, within its memory.
+#[test]
+fn damaged_headers_end_in_an_error() {
+    let pair = Pair::of_one_folder();
+    pair.prepare(&[
+        "qemu-img create -q -f qcow2 base.qcow2 64M",
+        "qemu-img snapshot -c one base.qcow2",
+        "qemu-img bitmap --add base.qcow2 writes",
+    ]);
+    let whole = fs::read(pair.ours.join("base.qcow2")).expect("it was made");
+    let mut random = fastrand::Rng::with_seed(48);
+    let (mut described, mut refused) = (0, 0);
+    for _ in 0..60 {
+        let mut image = whole.clone();
+        for _ in 0..random.usize(1..4) {
+            // The first clusters have the header, its extensions, and the tables.
+            let most = if random.bool() { 200 } else { image.len() };
+            let at = random.usize(4..most);
+            image[at] = random.u8(..);
+        }
+        image.truncate(random.usize(100..=image.len() * 2));
+        fs::write(pair.ours.join("damaged"), image).expect("writable");
+        let (code, _, errors) = pair.ours(&["info", "-f", "qcow2", "damaged"]);
+        match code {
+            Some(0) => described += 1,
+            Some(1) => refused += 1,
+            code => panic!("{code:?}: {errors}"),
+        }
+    }
+    assert!(described > 0 && refused > 0, "{described} {refused}");
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::{Future, ready};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -228,6 +229,14 @@ pub trait BlockNode: Send + Sync {
         self.child()?.snapshots()
     }
 
+    /// Tells where an image in a format stores a range of its disk. `None`: the node has no tables of its own.
+    ///
+    /// The range is not empty and within the disk. The answer begins with the range, and may end before it. The work runs on
+    /// `event_loop`, which also awaits the future.
+    fn places(self: Arc<Self>, _range: Range<u64>, _event_loop: &EventLoop) -> Option<Placing> {
+        None
+    }
+
     /// Makes an internal snapshot of the disk, with all answered writes, or deletes one.
     ///
     /// Requests in flight are answered first, later ones wait. When the future completes, the change is on stable
@@ -410,6 +419,22 @@ impl fmt::Display for SnapshotError {
         }
     }
 }
+
+/// Where an image stores a part of its disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredAt {
+    /// In the node of its data, from this byte on. `None`: encrypted.
+    Data(Option<u64>),
+    /// Compressed.
+    Compressed,
+    /// Nowhere: it reads as zeroes.
+    Zeroes,
+    /// In the image behind, if there is one.
+    Behind,
+}
+
+/// Completes with the result of [`BlockNode::places`]: the lengths of parts in bytes, and where they are.
+pub type Placing = Pin<Box<dyn Future<Output = Result<Vec<(u64, StoredAt)>, Errno>>>>;
 
 /// Completes with the result of [`BlockNode::change_snapshots`].
 pub type ChangingSnapshots = Pin<Box<dyn Future<Output = Result<(), SnapshotError>>>>;

@@ -76,7 +76,7 @@ pub use export::{options as export_union, read as read_export};
 pub use img::{
     BitmapAction, Cache as ImgCache, CommitOptions, Common as ImgCommon, CompareOptions,
     ConvertOptions, CreateOptions, DdOptions, ImgBitmapOptions, ImgCheckOptions, ImgCommand,
-    InfoOptions, MeasureOptions, NewSize, RebaseOptions, ResizeOptions, SnapshotAction,
+    InfoOptions, MapOptions, MeasureOptions, NewSize, RebaseOptions, ResizeOptions, SnapshotAction,
     SnapshotOptions, asks_for_help,
 };
 pub use inventory::{ChainUse, Inventory, SourceUse, Steady, check_configuration};

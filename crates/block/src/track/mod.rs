@@ -9,6 +9,7 @@ mod store;
 mod threshold;
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +28,9 @@ pub(crate) use self::threshold::ThresholdSender;
 pub use self::threshold::{Exceeded, Threshold};
 use crate::drivers::KeySlots;
 use crate::inherited::OpenImage;
-use crate::node::{BackingName, BlockNode, Channel, Geometry, ImageDetails, Released, Renaming};
+use crate::node::{
+    BackingName, BlockNode, Channel, Geometry, ImageDetails, Placing, Released, Renaming,
+};
 
 /// Trackers of a node's writes, for all threads.
 pub struct Tracking {
@@ -244,6 +247,10 @@ impl BlockNode for Tracked {
 
     fn key_slots(&self) -> Option<Arc<KeySlots>> {
         self.node.key_slots()
+    }
+
+    fn places(self: Arc<Self>, range: Range<u64>, event_loop: &EventLoop) -> Option<Placing> {
+        self.node.clone().places(range, event_loop)
     }
 
     fn details(&self) -> Option<ImageDetails> {

@@ -11,6 +11,7 @@ mod convert;
 mod create;
 mod dd;
 mod info;
+mod map;
 mod measure;
 mod rebase;
 mod resize;
@@ -27,6 +28,7 @@ pub use convert::ConvertOptions;
 pub use create::CreateOptions;
 pub use dd::DdOptions;
 pub use info::InfoOptions;
+pub use map::MapOptions;
 pub use measure::MeasureOptions;
 pub use rebase::RebaseOptions;
 pub use resize::{NewSize, ResizeOptions};
@@ -52,6 +54,8 @@ pub enum ImgCommand {
     Resize(ResizeOptions),
     /// `img compare`.
     Compare(CompareOptions),
+    /// `img map`.
+    Map(MapOptions),
     /// `img measure`.
     Measure(MeasureOptions),
     /// `img check`.
@@ -78,6 +82,7 @@ static COMMANDS: &[&Subcommand] = &[
     &create::CREATE,
     &dd::DD,
     &info::INFO,
+    &map::MAP,
     &measure::MEASURE,
     &rebase::REBASE,
     &resize::RESIZE,

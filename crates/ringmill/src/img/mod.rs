@@ -8,6 +8,7 @@ mod convert;
 mod create;
 mod dd;
 mod info;
+mod map;
 mod measure;
 mod resize;
 mod snapshot;
@@ -30,6 +31,7 @@ pub(crate) fn log_options(command: &ImgCommand) -> Option<LogOptions> {
         | ImgCommand::Convert(_)
         | ImgCommand::Resize(_)
         | ImgCommand::Compare(_)
+        | ImgCommand::Map(_)
         | ImgCommand::Measure(_)
         | ImgCommand::Check(_)
         | ImgCommand::Snapshot(_)
@@ -49,6 +51,7 @@ pub(crate) fn run(command: ImgCommand) -> Result<ExitCode, DaemonError> {
         ImgCommand::Convert(options) => convert::run(&options),
         ImgCommand::Resize(options) => resize::run(&options),
         ImgCommand::Compare(options) => compare::run(&options),
+        ImgCommand::Map(options) => map::run(&options),
         ImgCommand::Measure(options) => measure::run(&options),
         ImgCommand::Check(options) => check(options),
         ImgCommand::Snapshot(options) => snapshot::run(&options),

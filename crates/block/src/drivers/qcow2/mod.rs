@@ -55,6 +55,7 @@ mod zero;
 
 use std::future::{Future, ready};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ use crate::drivers::encryption::{KeySlots, Unlocked};
 use crate::inherited::OpenImage;
 use crate::node::{
     BackingName, BlockNode, ChangingSnapshots, Channel, Geometry, ImageDetails, InternalSnapshot,
-    Released, Renaming, ResizeError, Resized, SnapshotChange, Watcher, Watchers,
+    Placing, Released, Renaming, ResizeError, Resized, SnapshotChange, Watcher, Watchers,
 };
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
@@ -245,6 +246,15 @@ impl BlockNode for Qcow2Node {
     fn snapshots(&self) -> Option<Vec<InternalSnapshot>> {
         // As in QEMU: another program may change the data file.
         self.below.data_file.is_none().then(|| self.image.list_snapshots())
+    }
+
+    fn places(self: Arc<Self>, range: Range<u64>, event_loop: &EventLoop) -> Option<Placing> {
+        let event_loop = event_loop.clone();
+        Some(Box::pin(async move {
+            let channels = Rc::new(self.below.open_channels(&event_loop).map_err(errno_of)?);
+            let _mapping = self.image.claim(range.clone(), false).await;
+            self.image.places(&channels, range).await
+        }))
     }
 
     fn change_snapshots(

@@ -8,8 +8,12 @@ use nix::errno::Errno;
 use super::access::Place;
 use super::context::{Channels, Transfer};
 use super::image::Image;
+use crate::node::StoredAt;
 use crate::request::Op;
 use crate::status::{self, EXTENT_LEN, Extent, ExtentState};
+
+/// Parts of a disk in one answer.
+const MOST_PLACES: usize = 1024;
 
 /// An answer that is put together.
 struct Answer<'a> {
@@ -76,6 +80,32 @@ impl Image {
         let Answer { bufs, extents, .. } = answer;
         status::end_after(bufs, extents * EXTENT_LEN);
         Ok(())
+    }
+
+    /// Tells where the range is. Who calls it keeps the mapping in place.
+    pub(super) async fn places(
+        &self,
+        channels: &Channels,
+        range: Range<u64>,
+    ) -> Result<Vec<(u64, StoredAt)>, Errno> {
+        let mut found = Vec::new();
+        let mut at = range.start;
+        while at < range.end && found.len() < MOST_PLACES {
+            channels.meter.turn().await;
+            channels.meter.charge(1);
+            let (place, len) = self.find(channels, at..range.end).await?;
+            let place = match place {
+                Place::Data { at: host, .. } => {
+                    StoredAt::Data((!channels.is_encrypted).then_some(host))
+                }
+                Place::Compressed => StoredAt::Compressed,
+                Place::Zeroes => StoredAt::Zeroes,
+                Place::Nowhere => StoredAt::Behind,
+            };
+            found.push((len, place));
+            at += len;
+        }
+        Ok(found)
     }
 
     /// Asks the image behind. `false`: there was not room for all of it.
