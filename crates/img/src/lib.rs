@@ -1,4 +1,4 @@
-//! What people do to disk images, without QEMU: look at them and make them.
+//! What people do to disk images, without QEMU: describe, make, copy, compare and change them.
 //!
 //! [`Images`] is a set of images that are open together, on the block layer of ringmill: raw, qcow2 and LUKS, in files, on
 //! devices, and behind NBD, Ceph and HTTP. An image is named as `qemu-img` has it named: see [`Source`].
