@@ -8,7 +8,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::sync::{Arc, Weak};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use event_loop::oneshot;
 
@@ -36,14 +36,15 @@ impl Threads {
         Threads(Some(Arc::new(start)))
     }
 
-    fn start(&self, work: Work) -> io::Result<()> {
+    /// `None`: the thread is not one of the operating system.
+    fn start(&self, work: Work) -> io::Result<Option<JoinHandle<()>>> {
         match &self.0 {
-            Some(start) => start(work),
-            None => thread::Builder::new().name("open".into()).spawn(work).map(drop),
+            Some(start) => start(work).map(|()| None),
+            None => thread::Builder::new().name("open".into()).spawn(work).map(Some),
         }
     }
 
-    /// Does `work` on a thread of its own. A thread whose future is dropped goes on.
+    /// Does `work` on a new thread, which has ended on return. If the future is dropped, the thread still does its work.
     ///
     /// # Errors
     ///
@@ -57,8 +58,14 @@ impl Threads {
         let started = self.start(Box::new(move || done.send(work())));
         async move {
             let failed = |why| OpenError::new(format!("Could not open a node: {why}"));
-            started.map_err(|error| OpenError::io("Could not start a thread", &error))?;
-            ended.await.map_err(|_| failed("its thread has ended"))
+            let thread =
+                started.map_err(|error| OpenError::io("Could not start a thread", &error))?;
+            let done = ended.await.map_err(|_| failed("its thread has ended"));
+            // Nothing is left to do for the thread, so this does not wait for the work of a stranger.
+            if let Some(thread) = thread {
+                let _ = thread.join();
+            }
+            done
         }
     }
 }
