@@ -85,10 +85,8 @@ impl Images {
         let how = CopyOptions { above: Some(depth), ..CopyOptions::default() };
         let copied = self.copy(std::slice::from_ref(&top), &target, &how, progress);
         drop((top, target));
-        while let Some(image) = opened.pop() {
-            self.close(image);
-        }
-        copied
+        let closed = opened.into_iter().rev().map(|image| self.close(image)).reduce(Result::and);
+        copied.and(closed.unwrap_or(Ok(())))
     }
 
     /// Changes the name of the backing file in the header of an image. The contents change unless both files have the same.
@@ -159,9 +157,8 @@ impl Images {
         let compared = self.block_on(sides.keep_contents(progress));
         compared??;
         self.rename_backing(&top, backing)?;
-        self.close(top);
-        [old, new].into_iter().flatten().for_each(|image| self.close(image));
-        Ok(())
+        self.close(top)?;
+        [old, new].into_iter().flatten().try_for_each(|image| self.close(image))
     }
 }
 

@@ -18,6 +18,7 @@ use options::table::{Context, look};
 use options::value::Dialect;
 use options::{Object, Value};
 
+use crate::copy::flush;
 use crate::error::Error;
 use crate::source::{Given, Source};
 
@@ -172,13 +173,25 @@ impl Images {
         Ok(Image { node_name, node, options, is_guessed_raw })
     }
 
-    /// Closes an image. Its metadata are in the file on return.
-    pub fn close(&mut self, image: Image) {
+    /// Closes an image. What was written is on stable storage on return.
+    ///
+    /// # Errors
+    ///
+    /// A flush failed. The image is closed.
+    pub fn close(&mut self, image: Image) -> Result<(), Error> {
+        let flushed = match image.node.geometry().read_only {
+            true => Ok(()),
+            false => self.flush(&image),
+        };
         let Image { node, node_name, .. } = image;
         drop(node);
-        if let Err(error) = self.nodes.remove(&node_name) {
-            log::warn!("{error}");
-        }
+        self.nodes.remove(&node_name)?;
+        flushed
+    }
+
+    fn flush(&self, image: &Image) -> Result<(), Error> {
+        let channel = self.channel(&image.node)?;
+        self.block_on(async move { flush(&channel).await })?
     }
 
     /// Tries again while a killed process keeps an image locked.

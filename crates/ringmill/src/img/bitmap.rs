@@ -39,7 +39,7 @@ pub(super) fn run(options: &ImgBitmapOptions) -> Result<ExitCode, DaemonError> {
         };
         images.change_bitmap(&image, bitmap, &change, other.as_ref()).map_err(failed)?;
     }
-    images.close(image);
-    other.into_iter().for_each(|image| images.close(image));
+    images.close(image).map_err(failed)?;
+    other.into_iter().try_for_each(|image| images.close(image)).map_err(failed)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -40,7 +40,7 @@ pub(super) fn rebase(options: &RebaseOptions) -> Result<ExitCode, DaemonError> {
     if *is_unsafe {
         let opened = images.open(&source, &Access { alone: true, ..access }).map_err(failed)?;
         images.rename_backing(&opened, &backing).map_err(failed)?;
-        images.close(opened);
+        images.close(opened).map_err(failed)?;
         return Ok(ExitCode::SUCCESS);
     }
     let size = images.info(&source, &Access::READ).map_err(failed)?.virtual_size;

@@ -45,7 +45,7 @@ pub(super) fn run(options: &ConvertOptions) -> Result<ExitCode, DaemonError> {
         }
         copy(&images, &sources, &target, options, options.target_is_zero)?;
         sources.push(target);
-        sources.into_iter().for_each(|image| images.close(image));
+        sources.into_iter().try_for_each(|image| images.close(image)).map_err(failed)?;
         return Ok(ExitCode::SUCCESS);
     }
     let place = Target::new(&options.target).map_err(failed)?;
@@ -87,8 +87,8 @@ pub(super) fn run(options: &ConvertOptions) -> Result<ExitCode, DaemonError> {
     let target = target.map_err(|error| renamed(error, &place))?;
     let copied = copy(&images, &sources, &target, options, reads_zero);
     copied.map_err(|error| renamed(error, &place))?;
-    images.close(target);
-    sources.into_iter().chain(behind).for_each(|image| images.close(image));
+    images.close(target).map_err(failed)?;
+    sources.into_iter().chain(behind).try_for_each(|image| images.close(image)).map_err(failed)?;
     place.complete().map_err(failed)?;
     Ok(ExitCode::SUCCESS)
 }

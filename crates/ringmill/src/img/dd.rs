@@ -39,8 +39,8 @@ pub(super) fn run(options: &DdOptions) -> Result<ExitCode, DaemonError> {
     let how = CopyOptions { target_is_zero: plan.reads_as_zeroes(), ..CopyOptions::default() };
     let copied = images.copy_range(&from, range, &target, &how, |_| {});
     copied.map_err(renamed)?;
-    images.close(target);
-    images.close(from);
+    images.close(target).map_err(failed)?;
+    images.close(from).map_err(failed)?;
     place.complete().map_err(failed)?;
     Ok(ExitCode::SUCCESS)
 }

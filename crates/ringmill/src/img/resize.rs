@@ -35,7 +35,7 @@ pub(super) fn run(options: &ResizeOptions) -> Result<ExitCode, DaemonError> {
         return Err(DaemonError::new("Use the --shrink option to perform a shrink operation."));
     }
     images.resize(&image, after).map_err(failed)?;
-    images.close(image);
+    images.close(image).map_err(failed)?;
     if !common.quiet {
         print("Image resized.\n");
     }

@@ -32,12 +32,12 @@ pub(super) fn run(options: &SnapshotOptions) -> Result<ExitCode, DaemonError> {
         SnapshotAction::Create(snapshot) => {
             let image = images.open(&source, &access(true)).map_err(failed)?;
             images.make_snapshot(&image, snapshot).map_err(failed)?;
-            images.close(image);
+            images.close(image).map_err(failed)?;
         }
         SnapshotAction::Delete(snapshot) => {
             let image = images.open(&source, &access(true)).map_err(failed)?;
             images.delete_snapshot(&image, snapshot).map_err(failed)?;
-            images.close(image);
+            images.close(image).map_err(failed)?;
         }
     }
     Ok(ExitCode::SUCCESS)
