@@ -37,6 +37,7 @@ const OURS: &[&str] = &[
     "blockdev-add/blkdebug/inject-error[]/probability-ppm",
     "blockdev-add/blkdebug/inject-error[]/effect",
     "blockdev-add/blkdebug/seed",
+    "blockdev-add/qcow2/backing-changed",
     "blockdev-add/http/force-range",
     "blockdev-add/http/reconnect-delay",
     "blockdev-add/https/force-range",

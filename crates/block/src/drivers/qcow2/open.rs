@@ -607,7 +607,7 @@ pub(super) fn find_left(
             let original = original
                 .map_or_else(|| "another image".to_owned(), |path| format!("'{}'", path.display()));
             let why = format!(
-                "it is a copy of {original}, and the journal {mark} has what a killed process had not written to that image"
+                "this is a copy of {original}, and the journal {mark} has what a killed process had not written to that image"
             );
             Err(failed(name, "recover", &io::Error::other(why)).with_hint(
                 "open that image first; without the journal, qemu-img check -r all repairs the copy",
