@@ -168,7 +168,7 @@ fn a_copy_on_another_device_leaves_the_journal_to_the_original() {
     let Some(all) = LoopDevices::new() else { return };
     let scratch = Scratch::new();
     let (file, other) = (scratch.path("original"), scratch.path("other"));
-    let [original, copy] = [&file, &other].map(|file| all.attach(file, 80 << 20));
+    let [original, copy] = [&file, &other].map(|file| all.attach(file, 8 << 20));
     let create = ["create", "-q", "-f", "qcow2", original.path(), "64M"];
     client_output(&scratch, "qemu-img", &create);
     let on = |name, path: &str| daemon_on(&scratch, name, Some("run"), "host_device", path);
