@@ -352,6 +352,46 @@ fn conversions_of_chains_encrypted_images_and_onto_images_are_right() {
     assert_eq!(code, Some(0), "{text}{errors}");
 }
 
+/// The header of an encrypted overlay names its backing file, zeroes are stored where a new image does not read as zeroes, and
+/// where the target's backing file would show through.
+#[test]
+fn encrypted_overlays_and_sources_without_a_backing_file_keep_their_contents() {
+    let pair = with_source();
+    let (secret, encrypt) =
+        ("--object secret,id=s,data=abc", "encrypt.format=luks,encrypt.key-secret=s");
+    let created = format!("qemu-img create -q {secret} -f qcow2 -o {encrypt},encrypt.iter-time=10");
+    pair.prepare(&[
+        &format!("{created} -b src.qcow2 -F qcow2 top.qcow2"),
+        "qemu-img create -q -f qcow2 flat.qcow2 16M",
+        "qemu-io -c write~-P~2~0~1M flat.qcow2",
+        "qemu-img convert -O raw src.qcow2 contents.raw",
+        "qemu-img convert -O raw flat.qcow2 flat.raw",
+    ]);
+    let works = |line: String| {
+        let (code, text, errors) = pair.ours(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(code, Some(0), "{line}: {text}{errors}");
+    };
+    let encrypted = |name: &str| format!("driver=qcow2,{encrypt},file.filename={name}");
+    let assert_encrypted = |name: &str, raw: &str| {
+        let raw = format!("driver=raw,file.filename={raw}");
+        let line = format!("compare {secret} --image-opts {} {raw}", encrypted(name));
+        let ran = ran(&tool("qemu-img"), &pair.ours, &line.split(' ').collect::<Vec<_>>());
+        assert_eq!(ran.0, Some(0), "{ran:?}");
+    };
+    works(format!("commit {secret} --image-opts {}", encrypted("top.qcow2")));
+    works(format!("rebase {secret} --image-opts -b  {}", encrypted("top.qcow2")));
+    assert_encrypted("top.qcow2", "contents.raw");
+    for preallocation in ["metadata", "falloc"] {
+        let options = format!("{encrypt},encrypt.iter-time=10,preallocation={preallocation}");
+        works(format!(
+            "convert {secret} -f raw -O qcow2 -o {options} flat.raw {preallocation}.qcow2"
+        ));
+        assert_encrypted(&format!("{preallocation}.qcow2"), "flat.raw");
+    }
+    works("convert -O qcow2 -B src.qcow2 -F qcow2 flat.qcow2 above.qcow2".to_owned());
+    pair.assert_equal("above.qcow2", "flat.raw", &[]);
+}
+
 #[test]
 fn errors_of_other_commands_are_those_of_qemu_img() {
     let pair = with_source();

@@ -127,7 +127,11 @@ impl Images {
                 let old = self.open(&of_old, &read);
                 Some(old.map_err(|error| error.of("Could not open old backing file"))?)
             }
-            _ => None,
+            (None, Some(named)) => {
+                let why = format!("The place of the backing file '{}' is unknown", named.filename);
+                return Err(Error::new(why));
+            }
+            (_, None) => None,
         };
         let new = match backing.name.as_str() {
             "" => None,

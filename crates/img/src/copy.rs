@@ -128,6 +128,7 @@ impl Images {
         let copier = Copier {
             event_loop: self.event_loop.clone(),
             sources: channels.into_iter().zip(ranges.iter().cloned()).collect(),
+            overlays: sources.iter().map(is_overlay).collect(),
             target: open(target)?,
             target_size,
             unit: if unit.is_power_of_two() { unit } else { 4096 },
@@ -144,6 +145,8 @@ struct Copier {
     event_loop: EventLoop,
     /// The sources, and the range of each.
     sources: Vec<(Rc<dyn Channel>, Range<u64>)>,
+    /// Which sources have an image behind.
+    overlays: Vec<bool>,
     target: Rc<dyn Channel>,
     target_size: u64,
     /// Data is written in multiples of this, bytes.
@@ -155,6 +158,11 @@ struct Copier {
     next: (usize, u64),
     /// Bytes of the target before the source that is asked next.
     done: u64,
+}
+
+/// Whether an image has another one behind.
+fn is_overlay(image: &Image) -> bool {
+    image.node.details().is_some_and(|details| details.backing.is_some())
 }
 
 impl Copier {
@@ -243,8 +251,11 @@ impl Copier {
             let (from, to) = (self.done + at, self.done + at + len);
             at += len;
             let is_data = extent.state == ExtentState::Data;
-            let is_hidden =
-                self.options.above.is_some_and(|above| !(1..above).contains(&extent.depth));
+            // What no image of an overlay's chain has, the target's backing file has not, either.
+            let is_hidden = self.options.above.is_some_and(|above| match extent.depth {
+                0 => self.overlays.get(index) == Some(&true),
+                depth => depth >= above,
+            });
             let is_skipped = !is_data && self.options.reads_zero();
             if is_hidden || is_skipped || len == 0 {
                 self.push(Part { range: from..to, source: (usize::MAX, 0), is_data: false }, chunk);

@@ -143,7 +143,7 @@ impl Images {
 fn of_header(options: &BlockdevOptions, header: ImageHeader, below: ImageInfo) -> ImageInfo {
     let ImageHeader { size, is_dirty, details, snapshots } = header;
     let filename = filename(options);
-    let full_backing = details.backing.as_ref().and_then(|named| full_name(&filename, named));
+    let full_backing = details.backing.as_ref().and_then(|named| full_name(&below.filename, named));
     ImageInfo {
         format: options.driver.kind().name.to_owned(),
         virtual_size: size.next_multiple_of(SECTOR),
