@@ -7,6 +7,7 @@
 
 mod activity;
 mod bitmaps;
+mod calendar;
 mod chain;
 mod changes;
 mod chardev;
@@ -77,6 +78,7 @@ use nix::sys::signal::SigSet;
 use sandbox::{InForce, Sandbox};
 use serde_json::json;
 
+pub use calendar::utc;
 use chardev::Chardev;
 pub use commands::register as register_commands;
 pub use dry_run::{check, check_ublk};

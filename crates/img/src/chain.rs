@@ -7,10 +7,10 @@ use block::node::{BackingName, Channel, cluster_size};
 use block::request::Op;
 use block::status::ExtentState;
 use block::submit;
-use event_loop::{AlignedBuf, IoBufs};
+use event_loop::IoBufs;
 use nix::errno::Errno;
 
-use crate::copy::{CopyOptions, extents, flush, part};
+use crate::copy::{CopyOptions, extents, flush, memory, part, read, reading};
 use crate::error::Error;
 use crate::images::{Access, Image, Images};
 use crate::info::ImageInfo;
@@ -74,7 +74,7 @@ impl Images {
         for (index, info) in above.iter().enumerate().rev() {
             let of_image = if index == 0 { source.clone() } else { of(info) };
             let backing = opened.last().cloned();
-            // The topmost may be in use by none: it is what the user changes.
+            // No other process may write to the topmost image meanwhile: it is not opened with `force_share`.
             opened.push(self.open_above(&of_image, &Access::READ, backing.as_ref())?);
         }
         let Some(top) = opened.last().cloned() else { return Ok(()) };
@@ -179,11 +179,7 @@ impl Sides {
     /// Stores in the image what it would not show above the new file.
     async fn keep_contents(self, mut progress: impl FnMut(u64)) -> Result<(), Error> {
         let chunk = CHUNK.max(self.unit);
-        let memory = || {
-            let bufs = AlignedBuf::io_bufs(chunk as usize, 4096);
-            bufs.ok_or_else(|| Error::os("no memory to compare with", Errno::ENOMEM))
-        };
-        let (old, new) = (memory()?, memory()?);
+        let (old, new) = (memory(chunk, "compare")?, memory(chunk, "compare")?);
         let mut at = 0;
         while at < self.size {
             let found =
@@ -211,7 +207,7 @@ impl Sides {
     ) -> Result<(), Error> {
         let mut at = range.start;
         while at < range.end {
-            let mut end = ((at / chunk + 1) * chunk).min(range.end);
+            let end = ((at / chunk + 1) * chunk).min(range.end);
             if is_zero {
                 // Zeroes of both need not be read.
                 let zero = self.new_zeroes(at..range.end).await?;
@@ -219,7 +215,6 @@ impl Sides {
                     at += zero;
                     continue;
                 }
-                end = end.min(range.end);
             }
             let len = end - at;
             let before = read(&self.top, at, part(old, 0, len)).await?;
@@ -279,14 +274,4 @@ impl Sides {
         }
         Ok(())
     }
-}
-
-fn reading(at: u64, errno: Errno) -> Error {
-    Error::os(format!("error while reading at byte {at}"), errno)
-}
-
-async fn read(channel: &Rc<dyn Channel>, at: u64, bufs: IoBufs) -> Result<IoBufs, Error> {
-    let len = bufs.len() as u64;
-    let (result, bufs) = submit(channel, Op::Read, at, len, bufs).await;
-    result.map(|()| bufs).map_err(|errno| reading(at, errno))
 }

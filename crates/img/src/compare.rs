@@ -4,13 +4,11 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use block::node::Channel;
-use block::request::Op;
 use block::status::{Extent, ExtentState};
-use block::submit;
-use event_loop::{AlignedBuf, IoBufs};
+use event_loop::IoBufs;
 use nix::errno::Errno;
 
-use crate::copy::{extents, part};
+use crate::copy::{self, extents, fill, part};
 use crate::error::Error;
 use crate::images::{Image, Images};
 
@@ -156,14 +154,11 @@ fn unreadable(at: u64, errno: Errno) -> Unreadable {
 }
 
 async fn read(channel: &Rc<dyn Channel>, at: u64, bufs: IoBufs) -> Result<IoBufs, Unreadable> {
-    let len = bufs.len() as u64;
-    let (result, bufs) = submit(channel, Op::Read, at, len, bufs).await;
-    result.map(|()| bufs).map_err(|errno| unreadable(at, errno))
+    fill(channel, at, bufs).await.map_err(|errno| unreadable(at, errno))
 }
 
 fn memory(len: u64) -> Result<IoBufs, Unreadable> {
-    let bufs = AlignedBuf::io_bufs(len as usize, 4096);
-    bufs.ok_or_else(|| Unreadable(Error::os("no memory to compare with", Errno::ENOMEM)))
+    copy::memory(len, "compare").map_err(Unreadable)
 }
 
 /// The first sector of a range that has other bytes than zeroes.

@@ -171,8 +171,7 @@ impl Copier {
         let chunk = CHUNK.max(self.unit);
         let mut memory = Vec::new();
         for _ in 0..parallel {
-            let bufs = AlignedBuf::io_bufs(chunk as usize, ALIGN);
-            memory.push(bufs.ok_or_else(|| Error::os("no memory to copy with", Errno::ENOMEM))?);
+            memory.push(self::memory(chunk, "copy")?);
         }
         let mut tasks: Vec<Task> = Vec::new();
         let (mut is_asking, mut finished) = (false, 0);
@@ -352,8 +351,7 @@ impl Job {
 
     async fn piece(&self, range: Range<u64>, from: u64, memory: &IoBufs) -> Result<(), Error> {
         let len = range.end - range.start;
-        let (result, bufs) = submit(&self.source, Op::Read, from, len, part(memory, 0, len)).await;
-        result.map_err(|errno| Error::os(format!("error while reading at byte {from}"), errno))?;
+        let bufs = read(&self.source, from, part(memory, 0, len)).await?;
         let mut at = range.start;
         while at < range.end {
             let is_zero = |start: u64, end: u64| {
@@ -414,6 +412,37 @@ async fn write_zeroes(
 pub(crate) async fn flush(target: &Rc<dyn Channel>) -> Result<(), Error> {
     let (result, _) = submit(target, Op::Flush, 0, 0, IoBufs::new()).await;
     result.map_err(|errno| Error::os("error while flushing the target", errno))
+}
+
+/// Memory for a read.
+pub(crate) fn memory(len: u64, doing: &str) -> Result<IoBufs, Error> {
+    let bufs = AlignedBuf::io_bufs(len as usize, ALIGN);
+    bufs.ok_or_else(|| Error::os(format!("no memory to {doing} with"), Errno::ENOMEM))
+}
+
+/// Fills memory from byte `at` of a disk on.
+pub(crate) async fn fill(
+    channel: &Rc<dyn Channel>,
+    at: u64,
+    bufs: IoBufs,
+) -> Result<IoBufs, Errno> {
+    let len = bufs.len() as u64;
+    let (result, bufs) = submit(channel, Op::Read, at, len, bufs).await;
+    result.map(|()| bufs)
+}
+
+/// The same, with an error that names the place.
+pub(crate) async fn read(
+    channel: &Rc<dyn Channel>,
+    at: u64,
+    bufs: IoBufs,
+) -> Result<IoBufs, Error> {
+    fill(channel, at, bufs).await.map_err(|errno| reading(at, errno))
+}
+
+/// The error of a read at a byte.
+pub(crate) fn reading(at: u64, errno: Errno) -> Error {
+    Error::os(format!("error while reading at byte {at}"), errno)
 }
 
 /// A part of memory.

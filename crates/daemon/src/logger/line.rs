@@ -4,6 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use log::Level;
 
+use crate::calendar::utc;
+
 /// The form of all lines.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Style {
@@ -69,18 +71,9 @@ impl Line<'_> {
 /// Returns the time in UTC by RFC 3339, with microseconds, as in QEMU's log.
 fn timestamp(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (since.as_secs() / 86400, since.as_secs() % 86400);
-    // Years begin in March: the leap day is the last day of its year. Day 0 is 1 March of the year 0.
-    let day = days + 719_468;
-    let (era, day) = (day / 146_097, day % 146_097);
-    let year = (day - day / 1460 + day / 36524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let (day, month) = (day - (153 * month + 2) / 5 + 1, (month + 2) % 12 + 1);
-    let year = 400 * era + year + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let (date, clock) = utc(since);
     let micros = since.subsec_micros();
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+    format!("{date}T{clock}.{micros:06}Z")
 }
 
 #[cfg(test)]
