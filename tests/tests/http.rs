@@ -169,11 +169,23 @@ fn a_server_that_is_not_trusted_or_leads_elsewhere_is_refused_with_the_reason() 
     let other = Authority::new(&web, "other").certificate().display().to_string();
     let log = refused(format!("driver=https,url={}", nginx.tls_url("/disk.img")), &other);
     assert!(log.contains("invalid peer certificate: UnknownIssuer"), "{log}");
+    assert!(log.contains("SSL_CERT_FILE in the daemon's environment"), "{log}");
+    let log = refused(format!("driver=http,url={}", nginx.url("/private/disk.img")), &authority);
+    assert!(log.contains("username and password-secret"), "{log}");
     let log = refused(format!("driver=http,url={}", nginx.url("/whole/disk.img")), &authority);
     assert!(log.contains("Server does not support 'range' (byte ranges)."), "{log}");
     // Landlock: without a monitor, only ports of the command line, and the usual ones.
     let log = refused(format!("driver=http,url={}", nginx.url("/away/")), &authority);
     assert!(log.contains("Permission denied"), "{log}");
+    // A proxy that is not there.
+    let (scratch, port) = (Scratch::new(), Port::new());
+    let node = format!("driver=http,url={},node-name=w,read-only=on", nginx.url("/disk.img"));
+    let proxy = format!("http://user:5ec3e7@localhost:{}", port.number());
+    let command = ServerCommand::new(&scratch).env("http_proxy", proxy).env("no_proxy", "");
+    let (status, log) = command.arg("--blockdev").arg(node).run();
+    assert!(!status.success());
+    let named = format!("names the proxy 'http://localhost:{}/'", port.number());
+    assert!(log.contains(&named) && !log.contains("5ec3e7"), "{log}");
 }
 
 #[test]
@@ -325,6 +337,12 @@ fn what_the_header_of_an_image_names_is_not_opened() {
     };
     let desc = why(&node);
     assert!(desc.contains("is on a web server, and names"), "{desc}");
+    // Neither does a relative name choose another image of that server.
+    create(web.path("web/relative.qcow2"), "disk.img");
+    let remote = json!({"driver": "http", "url": nginx.url("/relative.qcow2")});
+    let relative = integration::merged(node.clone(), &json!({"file": remote}));
+    let desc = why(&relative);
+    assert!(desc.contains("is on a web server, and names 'disk.img'"), "{desc}");
     let local = json!({"driver": "file", "filename": here});
     let desc = why(&json!({"driver": "qcow2", "node-name": "n", "file": local}));
     assert!(desc.contains("is not a file"), "{desc}");
@@ -392,5 +410,53 @@ fn a_disk_is_served_from_a_url_with_an_overlay() {
     assert!(client.read(2048, 4096) == raw[1 << 20..][..4096]);
     assert_eq!(client.call(request::OUT, 0, &[1; 512], 0).status, 1, "VIRTIO_BLK_S_IOERR");
     drop(client);
+    server.stop();
+}
+
+/// `serve` takes the options of the driver, with secrets, and waits for its server as `open-timeout` says.
+#[test]
+fn serve_has_a_user_and_waits_for_a_server_that_starts_later() {
+    let web = Scratch::new();
+    let mut nginx = Nginx::new(&web);
+    nginx.kill();
+    let scratch = Scratch::new();
+    let raw = fs::read(nginx.image()).expect("the image");
+    fs::write(scratch.path("password"), "pass word").expect("a file");
+    let path = |name: &str| scratch.path(name).display().to_string();
+    let command = || {
+        ServerCommand::other_command(&scratch, "serve")
+            .arg(nginx.tls_url("/private/disk.img"))
+            .args(["--socket", &path("disk.sock")])
+            .args(["--object", &format!("secret,id=password,file={}", path("password"))])
+            .args(["--url-opts", "username=user,password-secret=password,open-timeout=600"])
+            .env("SSL_CERT_FILE", nginx.authority.display().to_string())
+    };
+    let (status, log) = command().args(["--url-opts", "open-timeout=0"]).run();
+    assert!(!status.success() && log.contains("Could not open"), "{log}");
+    let (status, log) = command().args(["--url-opts", "usrname=u"]).run();
+    assert!(!status.success() && log.contains("Parameter 'usrname' is unexpected"), "{log}");
+    let command = command();
+    let waiting = command.spawn();
+    eventually("the log of it", || {
+        waiting.log().contains("opening waits for up to 600 seconds").then_some(())
+    });
+    nginx.start();
+    let socket = scratch.path("disk.sock");
+    let mut client = eventually("the disk", || BlkClient::connect(&socket, 1, 8).ok());
+    assert!(client.read(2048, 4096) == raw[1 << 20..][..4096]);
+    drop(client);
+    waiting.stop();
+    let command = ServerCommand::other_command(&scratch, "serve");
+    let mut server = command
+        .arg(nginx.url("/private/disk.img"))
+        .args(["--socket", &path("disk.sock")])
+        .args(["--object", &format!("secret,id=password,file={}", path("password"))])
+        .args(["--url-opts", "username=user,password-secret=password"])
+        .start();
+    server.upgrade();
+    let mut client = eventually("the disk", || BlkClient::connect(&socket, 1, 8).ok());
+    assert!(client.read(2048, 4096) == raw[1 << 20..][..4096]);
+    drop(client);
+    assert!(!server.log().contains("pass word"), "{}", server.log());
     server.stop();
 }

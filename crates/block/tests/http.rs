@@ -122,6 +122,26 @@ fn servers_that_cannot_serve_an_image_are_refused_with_the_reason() {
 }
 
 #[test]
+fn opening_waits_for_a_server_as_long_as_open_timeout_says() {
+    let content = content();
+    let image = content.clone();
+    let server = WebServer::start(move |asked| match asked.nth {
+        0 => answer("503 Busy", "", b""),
+        1 => Answer::Close(Vec::new()),
+        _ => part(asked, &image, TAG),
+    });
+    let mut rig = open(HttpOptions { open_timeout: 600, ..options(&server.url("/a")) });
+    assert!(rig.read(0, 512, 0).unwrap() == content[..512]);
+    // What stays as it is, or takes longer, is an error at once.
+    for (status, headers) in [("404 Not Found", ""), ("503 Busy", "Retry-After: 601\r\n")] {
+        let server = WebServer::start(move |_| answer(status, headers, b""));
+        let why = refused(HttpOptions { open_timeout: 600, ..options(&server.url("/a")) });
+        assert!(why.contains("returned error: "), "{why}");
+        assert_eq!(server.asked().len(), 1);
+    }
+}
+
+#[test]
 fn a_node_is_for_reading() {
     let (server, _) = good();
     let http = options(&server.url("/disk.img"));

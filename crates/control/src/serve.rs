@@ -1,11 +1,13 @@
 //! `serve`: one image, the short way. Comes down to the same steps as a QSD command line.
 
+mod web;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use block::options::{
     Aio, Backing, BlockdevOptions, BlockdevRef, Cache, Discard, Driver, FileOptions, HttpOptions,
-    ImageDraft, Locking, NodeDraft, Qcow2Options, RawOptions, is_url,
+    ImageDraft, Locking, NodeDraft, Qcow2Options, RawOptions,
 };
 
 use crate::address::check_socket_path;
@@ -15,7 +17,7 @@ use crate::export::{
     MAX_NVME_QUEUES, MAX_QUEUES, NvmeOptions, STALL_TIMEOUT_MS, VhostUserOptions,
 };
 use crate::logging::{LogDraft, LogOptions};
-use crate::object::{IothreadOptions, ObjectOptions};
+use crate::object::{IothreadOptions, ObjectOptions, SecretOptions};
 use crate::place::OneOf;
 use crate::rows::{
     BLOCK_SIZE_HELP, MAX_MEMORY_DEFAULT, MAX_MEMORY_HELP, PIN_MEMORY_HELP, ThreadDraft, block_size,
@@ -40,6 +42,8 @@ pub struct ServeOptions {
     pub image: PathBuf,
     /// Of an image on a web server: where that is.
     pub web: Option<Box<HttpOptions>>,
+    /// `--object`: secrets that the options of the image refer to.
+    pub secrets: Vec<SecretOptions>,
     /// `--overlay`: the image that has the writes, above one on a web server.
     pub overlay: Option<PathBuf>,
     /// `--format`. `None`: detected from the image's header, or from the name of a new image.
@@ -158,6 +162,7 @@ impl ServeOptions {
         Self {
             image,
             web: None,
+            secrets: Vec::new(),
             overlay: None,
             format: None,
             size: None,
@@ -278,10 +283,13 @@ impl ServeOptions {
             let iothread = IothreadOptions { id, poll_max_ns, ..IothreadOptions::default() };
             Action::Object(ObjectOptions::Iothread(iothread))
         });
+        let secrets = self.secrets.iter().cloned();
+        let secrets = secrets.map(|secret| Action::Object(ObjectOptions::Secret(secret)));
         let rest = [Action::Blockdev(node), Action::Export(export)];
         let image = self.shown();
         let command = if self.mount.is_some() { "mount" } else { "serve" };
-        objects
+        secrets
+            .chain(objects)
             .chain(rest)
             .map(|action| Step { origin: format!("{command} {image}"), action })
             .collect()
@@ -334,7 +342,9 @@ impl StopDraft for ServeOptions {
 pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
-    OVERLAY,
+    web::OVERLAY,
+    web::URL_OPTS,
+    web::OBJECT,
     Row::default("as", "virtio-blk", "device that the guest sees").at(&OneOf {
         at: |serve: &mut ServeOptions| &mut serve.device,
         words: &[
@@ -395,7 +405,9 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
 pub(crate) static MOUNT: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
-    OVERLAY,
+    web::OVERLAY,
+    web::URL_OPTS,
+    web::OBJECT,
     Row::optional(
         "growable",
         "a write past the end fails",
@@ -466,13 +478,6 @@ const SIZE: Field<ServeOptions> = Row::optional(
     put(&mut serve.size, Some(bytes))
 });
 
-const OVERLAY: Field<ServeOptions> = Row::optional(
-    "overlay",
-    "the image is read-only, if it is on a web server",
-    "qcow2 image that gets writes, and what is read, of an image on a web server; made when it is missing",
-)
-.path(|serve, path| put(&mut serve.overlay, Some(path)));
-
 const IOTHREADS: Field<ServeOptions> = Row::default(
     "iothreads",
     "1",
@@ -517,7 +522,7 @@ pub(crate) fn start(arguments: Vec<OsString>) -> Result<ServeOptions, OptionErro
             Err(OptionError::new(format!("{}: Unexpected argument", extra.to_string_lossy()))
                 .hint("serve takes one image; use storage-daemon for several."))
         }
-        None => Ok(ServeOptions::new(PathBuf::from(image))),
+        None => web::start(ServeOptions::new(PathBuf::from(image))),
     }
 }
 
@@ -533,7 +538,8 @@ pub(crate) fn start_mount(arguments: Vec<OsString>) -> Result<ServeOptions, Opti
         return Err(OptionError::new(message).hint(USAGE));
     }
     let mount = FuseOptions { mountpoint: PathBuf::from(file), ..FuseOptions::default() };
-    Ok(ServeOptions { mount: Some(mount), ..ServeOptions::new(PathBuf::from(image)) })
+    let serve = web::start(ServeOptions::new(PathBuf::from(image)))?;
+    Ok(ServeOptions { mount: Some(mount), ..serve })
 }
 
 /// Refuses what a device cannot be given.
@@ -564,29 +570,9 @@ fn check_device(serve: &ServeOptions) -> Result<(), OptionError> {
     Ok(())
 }
 
-/// Refuses what an image on a web server cannot be given, and what is for such an image only.
-fn check_web(serve: &ServeOptions) -> Result<(), OptionError> {
-    match (&serve.web, &serve.overlay) {
-        (None, Some(_)) => Err(OptionError::new("--overlay: the image is not a URL").hint(
-            "qemu-img create -f qcow2 -b <image> -F <format> <overlay> makes an overlay of a file.",
-        )),
-        (Some(_), _) if serve.size.is_some() => {
-            Err(OptionError::new("--size: an image on a web server cannot be made"))
-        }
-        (Some(_), Some(_)) if serve.read_only => {
-            Err(OptionError::new("--overlay: an overlay is for writing")
-                .hint("Leave --read-only or --overlay out."))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// What takes all options to decide.
 pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
-    if let Some(url) = serve.image.to_str().filter(|image| is_url(image)) {
-        serve.web = Some(Box::new(HttpOptions::of_url(url)?));
-    }
-    check_web(&serve)?;
+    web::check(&serve)?;
     // Without an overlay, nothing can be written.
     serve.read_only |= serve.web.is_some() && serve.overlay.is_none();
     if serve.aio == Some(Aio::Native) && !serve.cache.is_direct() {

@@ -9,8 +9,11 @@ use std::rc::Rc;
 
 use block::node::Geometry;
 use block::options::HttpOptions;
-use block::{CreateQcow2, Format, create_qcow2, probe_url};
-use control::{FuseOptions, ImageKind, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions, Step};
+use block::{CreateQcow2, Credentials, Format, create_qcow2, probe_url};
+use control::{
+    FuseOptions, ImageKind, ObjectOptions, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions,
+    Step,
+};
 
 use crate::probe::bytes;
 use crate::trace;
@@ -130,7 +133,11 @@ fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError> {
 
 /// Looks at an image on a web server, and makes a missing overlay.
 fn on_web(options: &ServeOptions, web: &HttpOptions) -> Result<Found, DaemonError> {
-    let (found, size) = probe_url(web)?;
+    let mut credentials = Credentials::default();
+    for secret in &options.secrets {
+        daemon::add_credentials(&mut credentials, &ObjectOptions::Secret(secret.clone()))?;
+    }
+    let (found, size) = probe_url(web, &credentials)?;
     let format = match (options.format, found) {
         (Some(format @ (ServeFormat::Raw | ServeFormat::ProbedRaw)), _) => format,
         (_, Some(Format::Qcow2)) => ServeFormat::Qcow2,

@@ -68,10 +68,10 @@ pub(super) enum Failure {
 
 impl Failure {
     /// Returns the reason, for an image that is not in use yet.
-    pub(super) fn why(self) -> String {
+    pub(super) fn why(&self) -> &str {
         match self {
             Failure::Broken(why) | Failure::Passing(why, _) | Failure::Lasting(why) => why,
-            Failure::Changed(_) => "the content changes".to_owned(),
+            Failure::Changed(_) => "the content changes",
         }
     }
 }

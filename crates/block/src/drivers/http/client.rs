@@ -14,7 +14,7 @@ use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-use super::options::{HttpOptions, Scheme};
+use super::options::{HttpOptions, Scheme, shown};
 use crate::connections::Credentials;
 use crate::error::OpenError;
 
@@ -33,6 +33,10 @@ pub(super) struct Access {
     pub(super) credentials: HeaderMap,
     /// Longest time without a byte.
     pub(super) patience: Duration,
+    /// How long a server that does not answer is asked again at opening.
+    pub(super) open_timeout: Duration,
+    /// The variable that names the proxy, if one does, and the proxy without a password.
+    pub(super) proxy: Option<(&'static str, String)>,
 }
 
 impl Access {
@@ -89,7 +93,9 @@ impl Access {
         let client = client.build().map_err(|error| {
             OpenError::new(format!("HTTP client: {}", super::source::told(error)))
         })?;
-        Ok(Access { client, url, credentials: headers, patience })
+        let open_timeout = Duration::from_secs(options.open_timeout.into());
+        let proxy = proxy_of(options.scheme).map(|(name, proxy)| (name, proxy_shown(&proxy)));
+        Ok(Access { client, url, credentials: headers, patience, open_timeout, proxy })
     }
 }
 
@@ -125,15 +131,27 @@ fn proxy_variables(scheme: Scheme) -> &'static [&'static str] {
     }
 }
 
-fn proxy_of(scheme: Scheme) -> Option<String> {
-    let values = proxy_variables(scheme).iter().filter_map(|name| env::var(name).ok());
-    values.into_iter().find(|value| !value.is_empty())
+/// Returns the variable that names the proxy, and its value.
+fn proxy_of(scheme: Scheme) -> Option<(&'static str, String)> {
+    let named = |name: &'static str| Some((name, env::var(name).ok()?));
+    let values = proxy_variables(scheme).iter().copied().filter_map(named);
+    values.into_iter().find(|(_, value)| !value.is_empty())
+}
+
+/// Returns the URL of a proxy, which may have no scheme.
+fn proxy_url(proxy: &str) -> Option<Url> {
+    let url = Url::parse(proxy).ok().filter(Url::has_host);
+    url.or_else(|| Url::parse(&format!("http://{proxy}")).ok())
+}
+
+fn proxy_shown(proxy: &str) -> String {
+    proxy_url(proxy).map_or_else(|| "...".to_owned(), |url| shown(&url))
 }
 
 /// Returns the proxies of the environment, for a client that authenticates itself. Redirects may go from http to https.
 fn proxies(scheme: Scheme) -> Result<Vec<Proxy>, OpenError> {
     let of = |scheme, make: fn(String) -> reqwest::Result<Proxy>| {
-        let made = proxy_of(scheme).map(make).transpose();
+        let made = proxy_of(scheme).map(|(_, proxy)| make(proxy)).transpose();
         made.map_err(|_| OpenError::new("the environment's proxy is not a URL"))
     };
     let found: Vec<_> = [of(Scheme::Http, Proxy::http)?, of(Scheme::Https, Proxy::https)?]
@@ -149,11 +167,7 @@ fn proxies(scheme: Scheme) -> Result<Vec<Proxy>, OpenError> {
 /// Returns the ports of the proxies that the environment names.
 pub(super) fn proxy_ports() -> Vec<u16> {
     let found = [Scheme::Http, Scheme::Https].into_iter().filter_map(proxy_of);
-    let port = |proxy: String| {
-        let url = Url::parse(&proxy).ok().filter(Url::has_host);
-        url.or_else(|| Url::parse(&format!("http://{proxy}")).ok())?.port_or_known_default()
-    };
-    found.filter_map(port).collect()
+    found.filter_map(|(_, proxy)| proxy_url(&proxy)?.port_or_known_default()).collect()
 }
 
 fn tls(options: &HttpOptions) -> Result<ClientConfig, OpenError> {

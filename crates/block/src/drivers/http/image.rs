@@ -14,13 +14,11 @@ use tokio::time::{Instant, timeout_at};
 use super::ahead::Ahead;
 use super::answer::Failure;
 use super::options::HttpOptions;
-use super::source::Source;
+use super::source::{PAUSES, Source};
 use crate::node::NoWaiting;
 
 /// Ranges of a node that a server is asked for at the same time.
 const IN_FLIGHT: usize = 16;
-/// Seconds before the next attempt, as for `nbd`; the last one stays.
-const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
 
 /// An image in use.
 pub(super) struct Image {

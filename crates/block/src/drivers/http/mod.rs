@@ -12,5 +12,6 @@ mod image;
 mod node;
 pub(crate) mod options;
 pub(crate) mod probe;
+mod remedy;
 mod source;
 mod thread;

@@ -1,8 +1,9 @@
 //! Options of `http` and `https`.
 
-use ::options::OptionError;
 use ::options::place::{Checked, Of, Size, Text};
-use ::options::table::{Field, Kind, Need};
+use ::options::shape::Member;
+use ::options::table::{self, Context, Field, Kind, Need};
+use ::options::{Object, OptionError};
 use reqwest::Url;
 
 use crate::driver::{DriverKind, OptionTable};
@@ -98,6 +99,8 @@ pub struct HttpOptions {
     pub force_range: bool,
     /// `reconnect-delay`, seconds: how long requests wait for a server that does not answer. 0: they fail at once.
     pub reconnect_delay: u32,
+    /// `open-timeout`, seconds: how long a server that does not answer is asked again when the node is opened. 0: once.
+    pub open_timeout: u32,
 }
 
 impl HttpOptions {
@@ -110,6 +113,32 @@ impl HttpOptions {
         let scheme = if is_of(url, "https://") { Scheme::Https } else { Scheme::Http };
         check_url(scheme, url)?;
         finish(HttpOptions { url: url.to_owned(), ..start(scheme) })
+    }
+
+    /// Takes more options than the URL.
+    ///
+    /// # Errors
+    ///
+    /// An option is unknown, wrong or contradicts another one.
+    pub fn with(mut self, mut more: Object, at: &Context) -> Result<HttpOptions, OptionError> {
+        let fields = || self.scheme.fields().iter().filter(|field| !is_of_url(field.name));
+        let known: Vec<_> = fields().map(|field| field.name).collect();
+        for field in fields() {
+            if let Some(value) = table::take(&mut more, field.name) {
+                field.set(&mut self, value, at)?;
+            }
+        }
+        let owner = format!("driver '{}'", self.scheme.kind().name);
+        table::refuse_rest(&more, at, &owner, known.into_iter())?;
+        finish(self)
+    }
+
+    /// Returns the options that [`with`](Self::with) takes.
+    #[must_use]
+    pub fn more_members() -> Vec<Member> {
+        let mut members = table::members(HTTPS_FIELDS);
+        members.retain(|member| !is_of_url(member.name));
+        members
     }
 
     /// Returns the URL for a log: without a query, which may be a signature.
@@ -136,6 +165,11 @@ impl HttpOptions {
 #[must_use]
 pub fn is_url(text: &str) -> bool {
     is_of(text, "http://") || is_of(text, "https://")
+}
+
+/// Returns whether a URL says what the option says.
+fn is_of_url(option: &str) -> bool {
+    option == "url"
 }
 
 fn is_of(text: &str, prefix: &str) -> bool {
@@ -170,6 +204,7 @@ fn start(scheme: Scheme) -> HttpOptions {
         sslverify: true,
         force_range: false,
         reconnect_delay: RECONNECT_DELAY,
+        open_timeout: 0,
     }
 }
 
@@ -301,6 +336,12 @@ macro_rules! fields {
                 need: Need::Default("30"),
                 help: "seconds that requests wait for a server that does not answer; then, and with 0 at once, \
                        they fail until it does",
+            },
+            Field {
+                name: "open-timeout",
+                kind: Kind::At(&Of(|node: &mut Place| &mut node.open_timeout)),
+                need: Need::Default("0"),
+                help: "seconds that opening waits for a server that does not answer; 0: it is asked once",
             },
         ]
     };

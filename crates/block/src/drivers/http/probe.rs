@@ -20,8 +20,11 @@ const QCOW2_SIZE: std::ops::Range<usize> = 24..32;
 /// # Errors
 ///
 /// Those of opening a node.
-pub fn probe_url(http: &HttpOptions) -> Result<(Option<Format>, u64), OpenError> {
-    let access = Access::new(http, &Credentials::default())?;
+pub fn probe_url(
+    http: &HttpOptions,
+    credentials: &Credentials,
+) -> Result<(Option<Format>, u64), OpenError> {
+    let access = Access::new(http, credentials)?;
     let failed = |error| OpenError::new(format!("thread http: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {

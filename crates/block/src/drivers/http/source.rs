@@ -9,17 +9,21 @@ use bytes::Bytes;
 use event_loop::sync::lock;
 use reqwest::header::{ACCEPT_ENCODING, HeaderMap, IF_MATCH, IF_UNMODIFIED_SINCE, RANGE};
 use reqwest::{Response, Url};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::answer::{Failure, Identity, judge};
 use super::client::Access;
 use super::options::shown;
+use super::remedy::Remedy;
 use crate::error::OpenError;
 
 /// What is asked for to find an image. Busybox takes `0-0` for the whole image.
 const FIRST: Range<u64> = 0..512;
 /// A slower server, bytes within the node's `timeout`, is given up.
 const LEAST: u64 = 1024;
+
+/// Seconds before the next attempt, as for `nbd`; the last one stays.
+pub(super) const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
 
 /// An image that was found.
 pub(super) struct Source {
@@ -31,21 +35,17 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Looks for the image on its server.
+    /// Looks for the image on its server. A server that does not answer is asked again for as long as `open-timeout` says.
     pub(super) async fn open(access: Access) -> Result<Source, OpenError> {
         let url = shown(&access.url);
-        let asked = ask(&access, &access.url, &FIRST, None).await;
-        let (identity, at) = match asked {
+        let (identity, at) = match first(&access).await {
             Ok((identity, response)) => (identity, response.url().clone()),
             Err(failure) => {
-                let why = failure.why();
-                let is_denied = why.contains("Permission denied");
+                let (why, remedy) = (failure.why(), Remedy::of(&access, &failure));
                 let error = OpenError::new(format!("Could not open '{url}': {why}"));
-                return Err(match is_denied {
-                    true => error.with_hint(
-                        "The sandbox of a daemon without a monitor lets redirects lead to ports 80 and 443 only",
-                    ),
-                    false => error,
+                return Err(match remedy {
+                    Some(remedy) => error.with_hint(remedy.sentence()),
+                    None => error,
                 });
             }
         };
@@ -166,6 +166,39 @@ fn cut_off(got: u64, wanted: u64) -> String {
 impl Access {
     fn silent(&self) -> String {
         format!("the server has sent nothing for {} seconds", self.patience.as_secs())
+    }
+}
+
+/// Asks for the beginning of an image. Asks again if the server may do better later, for as long as `open-timeout` says.
+async fn first(access: &Access) -> Result<(Identity, Response), Failure> {
+    let (start, mut pauses) = (Instant::now(), PAUSES.iter());
+    let end = start + access.open_timeout;
+    loop {
+        let failure = match ask(access, &access.url, &FIRST, None).await {
+            Ok(found) => return Ok(found),
+            Err(failure) => failure,
+        };
+        let after = match &failure {
+            // Another attempt gets the same answer.
+            Failure::Broken(_) if Remedy::of(access, &failure).is_some_and(Remedy::is_needed) => {
+                return Err(failure);
+            }
+            Failure::Broken(_) => Duration::ZERO,
+            Failure::Passing(_, after) => after.unwrap_or_default(),
+            Failure::Lasting(_) | Failure::Changed(_) => return Err(failure),
+        };
+        let now = Instant::now();
+        if now >= end || now + after > end {
+            return Err(failure);
+        }
+        if pauses.len() == PAUSES.len() {
+            let (url, why) = (shown(&access.url), failure.why());
+            let seconds = access.open_timeout.as_secs();
+            log::warn!("{url}: {why}; opening waits for up to {seconds} seconds");
+        }
+        let pause = pauses.next().or(PAUSES.last()).copied().unwrap_or_default();
+        // The last attempt is at the end.
+        sleep_until((now + Duration::from_secs(pause).max(after)).min(end)).await;
     }
 }
 

@@ -217,7 +217,11 @@ impl Opening {
     /// The backing image that the header names. `path`: that of the image.
     pub(crate) fn backing(&self, path: Option<&Path>) -> Result<ImplicitBacking, OpenError> {
         let Some(backing) = &self.header.backing else { return Ok(ImplicitBacking::None) };
-        let file = beside(path, &backing.filename, "backing file")?;
+        let file = match self.file.may_name_files() {
+            true => beside(path, &backing.filename, "backing file")?,
+            // Whatever it is: it is refused.
+            false => PathBuf::from(&backing.filename),
+        };
         Ok(ImplicitBacking::File(file, backing.format.clone()))
     }
 
@@ -239,10 +243,13 @@ impl Opening {
         if self.file.may_name_files() {
             return Ok(());
         }
-        let why =
-            format!("The image is on a web server, and names '{}' on this host", file.display());
+        let why = format!(
+            "The image is on a web server, and names '{}': a header chooses no file and no server",
+            file.display()
+        );
         Err(OpenError::new(why).with_hint(format!(
-            "'{what}' tells in options what to open; backing=null leaves a backing file out"
+            "'{what}' tells in options what to open, such as a node of driver https; backing=null leaves a backing \
+             file out"
         )))
     }
 
