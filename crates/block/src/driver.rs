@@ -210,7 +210,7 @@ pub trait BlockDriver: DriverValue {
         None
     }
 
-    /// Whether the open node has to [close its image](BlockNode::suspend_image) before this one opens it.
+    /// Whether the open node has to [close its image](crate::node::HeldState::suspend_image) before this one opens it.
     ///
     /// Users are held meanwhile. The image stays the same: its files can get filters above them, and lose them.
     fn closes_to_reopen(&self) -> bool {
@@ -347,7 +347,7 @@ pub enum HandOver {
     /// The same; the node holds requests back, and releases them when its queues stop.
     HoldsBack,
     /// Through a journal: flushed beforehand as far as time allows. The other process opens the node last. Such a
-    /// node implements [`BlockNode::journal`] and [`BlockNode::release_for_handover`].
+    /// node has a [`HeldState`](crate::node::HeldState) with a journal.
     Journal,
     /// Only a flush of this process makes what it has written durable: waited for.
     Flush,

@@ -1,30 +1,34 @@
 //! Block nodes: an opened image, seen by the control plane, and its channel, seen by one loop.
 
-use std::fmt;
-use std::future::{Future, ready};
+mod answers;
+mod held;
+mod image;
+mod snapshots;
+
+use std::future::Future;
 use std::io;
-use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use ::options::Object;
 use event_loop::sync::lock;
 use event_loop::{EventLoop, mailbox};
-use nix::errno::Errno;
 
+pub use self::held::{HeldState, Released};
+pub use self::image::{
+    BackingName, FormattedImage, ImageDetails, ImageHeader, Placing, Renaming, StoredAt,
+    cluster_size, listed,
+};
+pub use self::snapshots::{
+    ChangingSnapshots, InternalSnapshot, InternalSnapshots, SnapshotChange, SnapshotError,
+};
 pub use crate::resize::ResizeError;
 
-use crate::drivers::KeySlots;
 use crate::error::OpenError;
 use crate::format::Format;
 use crate::image_place::ImagePlace;
-use crate::inherited::OpenImage;
 use crate::request::Request;
-use crate::track::BitmapStore;
 
 /// While it exists, requests do not wait for a server: [`BlockNode::stop_waiting`].
 #[derive(Debug)]
@@ -107,45 +111,6 @@ pub trait BlockNode: Send + Sync {
         }
     }
 
-    /// Returns the journal of answered changes that the image lacks, if there is one.
-    ///
-    /// A process that takes the image over needs its descriptor.
-    fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
-        None
-    }
-
-    /// Prepares a hand-over of the image to another process. The node must be quiesced.
-    ///
-    /// After completion, everything the other process needs is in the image or in the
-    /// [`journal`](Self::journal). The work starts with the call, even if the future is not polled. If the
-    /// hand-over fails, or the caller stops waiting for a slow disk, the node remains usable.
-    ///
-    /// # Errors
-    ///
-    /// Errors of a write to the image; `ResourceBusy` if the work of an earlier call has not finished.
-    fn release_for_handover(self: Arc<Self>) -> Released {
-        Box::pin(ready(Ok(())))
-    }
-
-    /// Closes the node's image, whose state is in this node's memory, so that another node can open the image. No
-    /// request follows before [`resume_image`](Self::resume_image). After that, dropping this node leaves the image alone.
-    ///
-    /// # Errors
-    ///
-    /// Errors of a write to the image. The node remains usable.
-    fn suspend_image(self: Arc<Self>) -> Released {
-        Box::pin(ready(Ok(())))
-    }
-
-    /// Has the node go on with the image, which was not changed since [`suspend_image`](Self::suspend_image).
-    ///
-    /// # Errors
-    ///
-    /// Errors of a write to the image. The node goes on all the same.
-    fn resume_image(self: Arc<Self>) -> Released {
-        Box::pin(ready(Ok(())))
-    }
-
     /// Has requests fail that wait for a server to come back, and others not wait while the returned value exists.
     ///
     /// For a cancelled job, which would wait for its requests.
@@ -207,72 +172,23 @@ pub trait BlockNode: Send + Sync {
         }
     }
 
-    /// Returns what an image format knows of its image.
-    fn details(&self) -> Option<ImageDetails> {
+    /// Returns the image of the node's format, if the node opens one.
+    ///
+    /// A filter has none.
+    fn image(self: Arc<Self>) -> Option<Arc<dyn FormattedImage>> {
         None
     }
 
-    /// Returns the dirty bitmaps in the image, if its format has room for bitmaps.
-    fn bitmap_store(&self) -> Option<Arc<dyn BitmapStore>> {
-        None
-    }
-
-    /// Returns whether the format of the image has internal snapshots.
-    fn has_snapshots(&self) -> bool {
-        self.child().is_some_and(|below| below.has_snapshots())
-    }
-
-    /// Returns the internal snapshots of the image. `None`: the node, or its image, has no room for any.
+    /// Returns the internal snapshots of the node's image, if its format has such.
     ///
     /// A node without an image has those of the node below.
-    fn snapshots(&self) -> Option<Vec<InternalSnapshot>> {
-        self.child()?.snapshots()
+    fn internal_snapshots(self: Arc<Self>) -> Option<Arc<dyn InternalSnapshots>> {
+        self.child()?.internal_snapshots()
     }
 
-    /// Tells where an image in a format stores a range of its disk. `None`: the node has no tables of its own.
-    ///
-    /// The range is not empty and within the disk. The answer begins with the range, and may end before it. The work runs on
-    /// `event_loop`, which also awaits the future.
-    fn places(self: Arc<Self>, _range: Range<u64>, _event_loop: &EventLoop) -> Option<Placing> {
+    /// Returns what this node itself keeps in memory of its image, and has to hand over.
+    fn held_state(self: Arc<Self>) -> Option<Arc<dyn HeldState>> {
         None
-    }
-
-    /// Makes an internal snapshot of the disk, with all answered writes, or deletes one.
-    ///
-    /// Requests in flight are answered first, later ones wait. When the future completes, the change is on stable
-    /// storage. A kill leaves the image as it was, or as it is to be. The work runs on `event_loop`, which also awaits
-    /// the future.
-    ///
-    /// # Errors
-    ///
-    /// `ENOTSUP`: there is no room for snapshots. `EROFS`: the node was opened for reading. `EINVAL`: the image cannot count
-    /// so many users of a cluster. The image is unchanged.
-    fn change_snapshots(
-        self: Arc<Self>,
-        change: SnapshotChange,
-        event_loop: &EventLoop,
-    ) -> ChangingSnapshots {
-        match self.child() {
-            Some(below) => below.change_snapshots(change, event_loop),
-            None => Box::pin(ready(Err(Errno::ENOTSUP.into()))),
-        }
-    }
-
-    /// Changes the name of the backing file in the image, or removes it.
-    ///
-    /// The open node keeps reading from its current backing node. When the future completes, the name is on
-    /// stable storage. A kill leaves either the old name or the new one.
-    ///
-    /// # Errors
-    ///
-    /// `ENOTSUP`: the node has no such name. `EROFS`: the node was opened for reading. `EFBIG`: the name is
-    /// too long.
-    fn set_backing_name(
-        self: Arc<Self>,
-        _name: Option<BackingName>,
-        _event_loop: &EventLoop,
-    ) -> Renaming {
-        Box::pin(ready(Err(Errno::ENOTSUP)))
     }
 
     /// Returns whether the node stores writes compressed, if they are to be.
@@ -290,11 +206,6 @@ pub trait BlockNode: Send + Sync {
         false
     }
 
-    /// Returns the key slots of an encrypted image, if the node decrypts one with a LUKS header.
-    fn key_slots(&self) -> Option<Arc<KeySlots>> {
-        None
-    }
-
     /// Returns whether a format on top opens the files of this host that its header names.
     ///
     /// Not for an image of which a stranger may have chosen the bytes.
@@ -310,150 +221,8 @@ pub trait BlockNode: Send + Sync {
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>>;
 }
 
-/// Returns the bytes of a cluster of the first image at or below a node.
-///
-/// `None`: there is none, or it has no clusters.
-pub fn cluster_size(node: &dyn BlockNode) -> Option<u64> {
-    match node.details() {
-        Some(details) => details.cluster_size,
-        None => cluster_size(&*node.child()?),
-    }
-}
-
 /// Completes with the result of [`resize`](BlockNode::resize).
 pub type Resized = Pin<Box<dyn Future<Output = Result<(), ResizeError>>>>;
-
-/// Properties of an image that its format stores.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ImageDetails {
-    /// Bytes of a cluster, if the format has clusters.
-    pub cluster_size: Option<u64>,
-    /// Whether the image is encrypted.
-    pub encrypted: bool,
-    /// The backing file that the image names.
-    pub backing: Option<BackingName>,
-    /// `format-specific` of QMP's `ImageInfo`.
-    pub specific: Object,
-}
-
-/// What the header of an image tells, and the lists that it leads to.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ImageHeader {
-    /// Bytes of the disk.
-    pub size: u64,
-    /// Whether the image was not closed.
-    pub is_dirty: bool,
-    /// The same as of an open image.
-    pub details: ImageDetails,
-    /// Internal snapshots, as far as descriptions list them.
-    pub snapshots: Vec<InternalSnapshot>,
-}
-
-/// Most items of a list in an image's description, and most bytes of their names: an image from a stranger may have 65,535
-/// bitmaps and snapshots.
-const MOST_ITEMS: usize = 1024;
-const MOST_NAMES: usize = 128 << 10;
-
-/// Returns how many of the items with these names, in order, a description lists.
-pub fn listed<'a>(names: impl Iterator<Item = &'a str>) -> usize {
-    let mut left = MOST_NAMES;
-    let fits = names.take(MOST_ITEMS).take_while(|name| match left.checked_sub(name.len()) {
-        Some(rest) => {
-            left = rest;
-            true
-        }
-        None => false,
-    });
-    fits.count()
-}
-
-/// An internal snapshot of an image: the disk as it was at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InternalSnapshot {
-    /// Its id, unique in the image.
-    pub id: String,
-    /// Its name.
-    pub name: String,
-    /// Bytes of the state of a virtual machine.
-    pub vm_state_size: u64,
-    /// When it was made, since the beginning of 1970.
-    pub date: Duration,
-    /// What the clock of the virtual machine showed.
-    pub vm_clock: Duration,
-    /// The number of the instructions of the virtual machine, if they were counted.
-    pub icount: Option<u64>,
-}
-
-/// A change of the internal snapshots of an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SnapshotChange {
-    /// Makes one with this name.
-    Make(String),
-    /// Deletes the one with this id.
-    Delete(String),
-}
-
-/// Why internal snapshots were not changed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SnapshotError {
-    /// An error of a node below, or of the image.
-    Os(Errno),
-    /// The image's metadata is damaged.
-    Damaged(String),
-    /// The metadata of the snapshot that was to be deleted is damaged. Nothing has changed.
-    OfSnapshot(String),
-}
-
-impl From<Errno> for SnapshotError {
-    fn from(errno: Errno) -> SnapshotError {
-        SnapshotError::Os(errno)
-    }
-}
-
-impl fmt::Display for SnapshotError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SnapshotError::Os(errno) => f.write_str(errno.desc()),
-            SnapshotError::Damaged(why) => write!(f, "the image is damaged: {why}"),
-            SnapshotError::OfSnapshot(why) => write!(f, "the snapshot is damaged: {why}"),
-        }
-    }
-}
-
-/// Where an image stores a part of its disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StoredAt {
-    /// In the node of its data, from this byte on. `None`: encrypted.
-    Data(Option<u64>),
-    /// Compressed.
-    Compressed,
-    /// Nowhere: it reads as zeroes.
-    Zeroes,
-    /// In the image behind, if there is one.
-    Behind,
-}
-
-/// Completes with the result of [`BlockNode::places`]: the lengths of parts in bytes, and where they are.
-pub type Placing = Pin<Box<dyn Future<Output = Result<Vec<(u64, StoredAt)>, Errno>>>>;
-
-/// Completes with the result of [`BlockNode::change_snapshots`].
-pub type ChangingSnapshots = Pin<Box<dyn Future<Output = Result<(), SnapshotError>>>>;
-
-/// A backing file as an image names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BackingName {
-    /// Its path, usually relative to the image's. If the name is not UTF-8, invalid bytes are replaced by U+FFFD, as in
-    /// QEMU's answers.
-    pub filename: String,
-    /// Its format, if the image names it.
-    pub format: Option<String>,
-}
-
-/// Completes with the result of [`set_backing_name`](BlockNode::set_backing_name).
-pub type Renaming = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
-
-/// Completes with the result of [`BlockNode::release_for_handover`].
-pub type Released = Pin<Box<dyn Future<Output = io::Result<()>>>>;
 
 /// One loop's way to an image.
 pub trait Channel {

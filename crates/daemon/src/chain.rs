@@ -11,7 +11,7 @@ impl Daemon {
     ///
     /// # Errors
     ///
-    /// Those of [`BlockNode::set_backing_name`](block::node::BlockNode::set_backing_name).
+    /// Those of [`FormattedImage::set_backing_name`](block::node::FormattedImage::set_backing_name).
     pub(super) async fn set_backing_name(
         &mut self,
         name: &str,

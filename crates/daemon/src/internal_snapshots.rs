@@ -39,7 +39,7 @@ impl Daemon {
         if node.geometry().read_only && is_active {
             return Err(QmpError::generic(format!("Device '{device}' is read only")));
         }
-        let is_possible = node.has_snapshots() && is_active;
+        let is_possible = node.clone().internal_snapshots().is_some() && is_active;
         if !is_possible {
             let what = "does not support internal snapshots";
             let desc = format!("Block format '{driver}' used by device '{device}' {what}");

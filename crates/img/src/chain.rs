@@ -148,7 +148,7 @@ impl Images {
             Some(old) => self.open_above(source, &write, Some(old))?,
             None => self.open(source, &alone)?,
         };
-        let unit = cluster_size(&*top.node).unwrap_or(65536);
+        let unit = cluster_size(&top.node).unwrap_or(65536);
         let sides = Sides {
             top: self.channel(&top.node)?,
             size: top.size(),

@@ -123,7 +123,7 @@ impl Images {
     ) -> Result<(), Error> {
         let open = |image: &Image| self.channel(&image.node);
         let channels = sources.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        let unit = cluster_size(&*target.node).unwrap_or(0).max(options.sparse).max(512);
+        let unit = cluster_size(&target.node).unwrap_or(0).max(options.sparse).max(512);
         let target_size = target.size();
         let copier = Copier {
             event_loop: self.event_loop.clone(),

@@ -129,7 +129,9 @@ impl Images {
             file: None,
         };
         let failed = |errno| Error::os("Failed to read image metadata", errno);
-        let Some(places) = link.node.clone().places(range.clone(), &self.event_loop) else {
+        let image = link.node.clone().image();
+        let places = image.and_then(|image| image.places(range.clone(), &self.event_loop));
+        let Some(places) = places else {
             let (channel, asked) = (self.channel(&link.node)?, range.clone());
             let found = self.block_on(async move { extents(&channel, asked).await })?;
             let mut at = range.start;

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex};
 use event_loop::{EventLoop, oneshot, sync::lock};
 
 use super::edge_channel::{EdgeChannel, EdgeCommand, EdgeSender};
-use crate::drivers::KeySlots;
 use crate::node::{BlockNode, Channel, Geometry, Watcher, Watchers};
 
 /// A user's link to a node, which can be pointed to another node.
@@ -93,10 +92,6 @@ impl BlockNode for Edge {
 
     fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
         self.node().snapshot()
-    }
-
-    fn key_slots(&self) -> Option<Arc<KeySlots>> {
-        self.node().key_slots()
     }
 
     fn watch(&self, watcher: Watcher) {

@@ -22,7 +22,7 @@ impl NodeRegistry {
 
     /// Returns the open images, and the journals of some, for a hand-over.
     pub fn images(&self) -> impl Iterator<Item = OpenImage<Arc<OwnedFd>>> {
-        self.images.all().chain(self.all().filter_map(|info| info.node.journal()))
+        self.images.all().chain(self.all().filter_map(|info| info.node.held_state()?.journal()))
     }
 
     /// Returns the names of nodes behind overlays whose images stay open for writing, and store bitmaps when closed.
@@ -92,7 +92,7 @@ impl NodeRegistry {
     ///
     /// # Errors
     ///
-    /// Those of [`BlockNode::release_for_handover`](crate::node::BlockNode::release_for_handover), with the
+    /// Those of [`HeldState::release_for_handover`](crate::node::HeldState::release_for_handover), with the
     /// node's name.
     pub fn release_for_handover(
         &self,
@@ -100,7 +100,9 @@ impl NodeRegistry {
         // All at once: each may have to wait for its disk.
         let begun: Vec<_> = self
             .all()
-            .map(|info| (info.name.to_owned(), info.node.release_for_handover()))
+            .filter_map(|info| {
+                Some((info.name.to_owned(), info.node.held_state()?.release_for_handover()))
+            })
             .collect();
         async move {
             for (name, released) in begun {

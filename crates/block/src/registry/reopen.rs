@@ -67,10 +67,11 @@ impl NodeRegistry {
                     users = Some(self.drained(name).await?);
                 }
                 // Before the files below become read-only.
-                let closed = before.clone().suspend_image().await;
-                closed.map_err(|error| {
-                    OpenError::io(format!("Could not close the image of node '{name}'"), &error)
-                })?;
+                if let Some(state) = before.clone().held_state() {
+                    state.suspend_image().await.map_err(|error| {
+                        OpenError::io(format!("Could not close the image of node '{name}'"), &error)
+                    })?;
+                }
             }
             match self.open_anew(name, options, &mut users, &mut changed).await {
                 Ok(()) => {
@@ -86,7 +87,10 @@ impl NodeRegistry {
                             );
                         }
                     }
-                    if closes && let Err(why) = before.resume_image().await {
+                    if closes
+                        && let Some(state) = before.held_state()
+                        && let Err(why) = state.resume_image().await
+                    {
                         log::error!("node '{name}': going on with its image: {why}");
                     }
                     Err(error)

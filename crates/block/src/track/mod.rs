@@ -9,8 +9,6 @@ mod store;
 mod threshold;
 
 use std::io;
-use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -26,11 +24,7 @@ pub(crate) use self::kept::{Described, KeptBits, Owner};
 pub use self::store::{BitmapStore, Checked, Forgotten};
 pub(crate) use self::threshold::ThresholdSender;
 pub use self::threshold::{Exceeded, Threshold};
-use crate::drivers::KeySlots;
-use crate::inherited::OpenImage;
-use crate::node::{
-    BackingName, BlockNode, Channel, Geometry, ImageDetails, Placing, Released, Renaming,
-};
+use crate::node::{BlockNode, Channel, FormattedImage, Geometry, HeldState};
 
 /// Trackers of a node's writes, for all threads.
 pub struct Tracking {
@@ -221,20 +215,12 @@ impl BlockNode for Tracked {
         Some(self.node.clone())
     }
 
-    fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
-        self.node.journal()
+    fn image(self: Arc<Self>) -> Option<Arc<dyn FormattedImage>> {
+        self.node.clone().image()
     }
 
-    fn release_for_handover(self: Arc<Self>) -> Released {
-        self.node.clone().release_for_handover()
-    }
-
-    fn suspend_image(self: Arc<Self>) -> Released {
-        self.node.clone().suspend_image()
-    }
-
-    fn resume_image(self: Arc<Self>) -> Released {
-        self.node.clone().resume_image()
+    fn held_state(self: Arc<Self>) -> Option<Arc<dyn HeldState>> {
+        self.node.clone().held_state()
     }
 
     fn compresses(&self) -> bool {
@@ -243,30 +229,6 @@ impl BlockNode for Tracked {
 
     fn snapshot(&self) -> Option<Arc<dyn BlockNode>> {
         self.node.snapshot()
-    }
-
-    fn key_slots(&self) -> Option<Arc<KeySlots>> {
-        self.node.key_slots()
-    }
-
-    fn places(self: Arc<Self>, range: Range<u64>, event_loop: &EventLoop) -> Option<Placing> {
-        self.node.clone().places(range, event_loop)
-    }
-
-    fn details(&self) -> Option<ImageDetails> {
-        self.node.details()
-    }
-
-    fn bitmap_store(&self) -> Option<Arc<dyn BitmapStore>> {
-        self.node.bitmap_store()
-    }
-
-    fn set_backing_name(
-        self: Arc<Self>,
-        name: Option<BackingName>,
-        event_loop: &EventLoop,
-    ) -> Renaming {
-        self.node.clone().set_backing_name(name, event_loop)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {

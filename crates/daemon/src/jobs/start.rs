@@ -234,7 +234,7 @@ impl Daemon {
         let (mut cluster, max_chunk, buf_size) = check_perf(perf)?;
         let ends = self.ends(&copy, "backup", "Source and target cannot be the same")?;
         // The target's clusters are copied whole: its backing image may be left out, and could not fill them.
-        cluster = cluster.max(cluster_size(&*ends.target).unwrap_or(0));
+        cluster = cluster.max(cluster_size(&ends.target.node()).unwrap_or(0));
         if compress {
             check_compress(&*ends.target)?;
         }
@@ -306,7 +306,7 @@ impl Daemon {
                 copy.device, copy.device
             )));
         }
-        let target_cluster = cluster_size(&*ends.target);
+        let target_cluster = cluster_size(&ends.target.node());
         let granularity = match (granularity, target_cluster) {
             (0, Some(cluster)) => cluster.clamp(MIN_GRANULARITY, CLUSTER),
             (0, None) => CLUSTER,

@@ -41,7 +41,7 @@ impl CompressNode {
         child: Arc<dyn BlockNode>,
     ) -> Result<Self, OpenError> {
         let common = Common::new(options, &*child);
-        let cluster = cluster_size(&*child).unwrap_or(CLUSTER);
+        let cluster = cluster_size(&child).unwrap_or(CLUSTER);
         let range_lock = RangeLock::new(cluster as usize);
         let shared = Shared { common, child: child.clone(), cluster, range_lock };
         Ok(CompressNode { name, child, shared: Arc::new(shared) })

@@ -16,7 +16,7 @@ use crate::drivers::common::Common;
 use crate::error::OpenError;
 use crate::inherited::OpenImage;
 use crate::job::{Before, Bitmap, CbwChannel, Snapshot, What, keep_size};
-use crate::node::{BlockNode, Channel, Geometry, Released, Resized, cluster_size};
+use crate::node::{BlockNode, Channel, Geometry, HeldState, Released, Resized, cluster_size};
 
 const NS_PER_S: u64 = 1_000_000_000;
 
@@ -42,7 +42,7 @@ impl CopyBeforeWriteNode {
         let common = Common::new(node.options(), &*source);
         let size = source.geometry().size;
         check_target(&*target, size)?;
-        let cluster = cluster(options, &*target)?;
+        let cluster = cluster(options, &target)?;
         let inherited = node.inherited();
         let (saved, state) = match inherited.take_named(&Saved::name(&name)) {
             Some(file) => Saved::inherit(&name, file, size)?,
@@ -90,7 +90,10 @@ fn check_target(target: &dyn BlockNode, size: u64) -> Result<(), OpenError> {
 }
 
 /// Returns how many bytes are copied at once.
-fn cluster(options: &CopyBeforeWriteOptions, target: &dyn BlockNode) -> Result<u64, OpenError> {
+fn cluster(
+    options: &CopyBeforeWriteOptions,
+    target: &Arc<dyn BlockNode>,
+) -> Result<u64, OpenError> {
     let least = options.min_cluster_size;
     if least > 0 && !least.is_power_of_two() {
         return Err(OpenError::new("min-cluster-size needs to be a power of 2"));
@@ -128,12 +131,8 @@ impl BlockNode for CopyBeforeWriteNode {
         }))
     }
 
-    fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
-        Some(self.saved.image())
-    }
-
-    fn release_for_handover(self: Arc<Self>) -> Released {
-        Box::pin(ready(self.saved.write(&self.snapshot, &self.kept)))
+    fn held_state(self: Arc<Self>) -> Option<Arc<dyn HeldState>> {
+        Some(self)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
@@ -143,5 +142,15 @@ impl BlockNode for CopyBeforeWriteNode {
         let snapshot = self.snapshot.clone();
         let copying = CbwChannel::new(event_loop, source, target, snapshot, Before::Changes);
         Ok(self.common.channel(below, copying))
+    }
+}
+
+impl HeldState for CopyBeforeWriteNode {
+    fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
+        Some(self.saved.image())
+    }
+
+    fn release_for_handover(self: Arc<Self>) -> Released {
+        Box::pin(ready(self.saved.write(&self.snapshot, &self.kept)))
     }
 }

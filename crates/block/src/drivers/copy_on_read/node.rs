@@ -43,7 +43,7 @@ impl CopyOnReadNode {
             )));
         }
         let common = Common::new(options, &*child);
-        let cluster = cluster_size(&*child).unwrap_or(PART).max(PART);
+        let cluster = cluster_size(&child).unwrap_or(PART).max(PART);
         let left = Bitmap::new(below.size, cluster, true);
         let snapshot = Snapshot::new(left, OnCbwError::BreakGuestWrite, What::Behind(end));
         Ok(CopyOnReadNode { name, common, child, snapshot: Arc::new(snapshot) })

@@ -18,7 +18,8 @@ impl Amendment for AmendDisk {
         let node = context.node;
         let child = |role| node.children.iter().find(move |child| child.role == role);
         let place = child("header").or_else(|| child("file"));
-        let (Some(slots), Some(place)) = (node.node.key_slots(), place) else {
+        let slots = node.node.clone().image().and_then(|image| image.key_slots());
+        let (Some(slots), Some(place)) = (slots, place) else {
             let why = format!("Node '{}' has no LUKS header", node.name);
             return Box::pin(async move { Err(OpenError::new(why)) });
         };

@@ -13,7 +13,9 @@ use crate::drivers::common::{Common, check_writable};
 use crate::drivers::encryption::{Encrypted, EncryptedChannel, KeySlots, Unlocked, specific};
 use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
-use crate::node::{BlockNode, Channel, Geometry, ImageDetails, ResizeError, Resized};
+use crate::node::{
+    BlockNode, Channel, FormattedImage, Geometry, ImageDetails, ResizeError, Resized,
+};
 use crate::options::BlockdevOptions;
 use crate::request::Request;
 
@@ -145,25 +147,31 @@ impl BlockNode for LuksNode {
         })
     }
 
-    fn details(&self) -> Option<ImageDetails> {
-        let specific =
-            [("type", "luks".into()), ("data", Value::Object(specific(&self.slots.header())))];
-        let specific = specific.map(|(name, value): (&str, Value)| (name.to_owned(), value));
-        Some(ImageDetails {
-            cluster_size: None,
-            encrypted: true,
-            backing: None,
-            specific: specific.into(),
-        })
-    }
-
-    fn key_slots(&self) -> Option<Arc<KeySlots>> {
-        Some(self.slots.clone())
+    fn image(self: Arc<Self>) -> Option<Arc<dyn FormattedImage>> {
+        Some(self)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let child = self.child.clone().open_channel(event_loop)?;
         let sectors = EncryptedChannel::new(event_loop, self.shared.clone(), child);
         Ok(Aligned::new(event_loop, &self.shared, sectors))
+    }
+}
+
+impl FormattedImage for LuksNode {
+    fn details(&self) -> ImageDetails {
+        let specific =
+            [("type", "luks".into()), ("data", Value::Object(specific(&self.slots.header())))];
+        let specific = specific.map(|(name, value): (&str, Value)| (name.to_owned(), value));
+        ImageDetails {
+            cluster_size: None,
+            encrypted: true,
+            backing: None,
+            specific: specific.into(),
+        }
+    }
+
+    fn key_slots(&self) -> Option<Arc<KeySlots>> {
+        Some(self.slots.clone())
     }
 }

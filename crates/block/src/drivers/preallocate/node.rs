@@ -12,7 +12,7 @@ use event_loop::{EventLoop, IoBufs, LoopConfig};
 use super::options::Ahead;
 use crate::drivers::common::Common;
 use crate::error::OpenError;
-use crate::node::{BlockNode, Channel, Geometry, Released, ResizeError, Resized};
+use crate::node::{BlockNode, Channel, Geometry, HeldState, Released, ResizeError, Resized};
 use crate::options::BlockdevOptions;
 use crate::request::{Op, Request};
 use crate::submit::submit;
@@ -160,9 +160,8 @@ impl BlockNode for PreallocateNode {
         self.room.child.enable_growth();
     }
 
-    fn release_for_handover(self: Arc<Self>) -> Released {
-        self.room.handed_over.store(true, Ordering::Release);
-        Box::pin(std::future::ready(Ok(())))
+    fn held_state(self: Arc<Self>) -> Option<Arc<dyn HeldState>> {
+        Some(self)
     }
 
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
@@ -186,6 +185,13 @@ impl BlockNode for PreallocateNode {
             waiting: Cell::new(0),
         });
         Ok(self.common.channel(self.room.child.geometry(), channel))
+    }
+}
+
+impl HeldState for PreallocateNode {
+    fn release_for_handover(self: Arc<Self>) -> Released {
+        self.room.handed_over.store(true, Ordering::Release);
+        Box::pin(std::future::ready(Ok(())))
     }
 }
 

@@ -22,7 +22,8 @@ impl Amendment for AmendQcow2 {
         let Some(amend) = self.encrypt else { return Box::pin(async { Ok(()) }) };
         let node = context.node;
         let place = node.children.iter().find(|child| child.role == "file");
-        let (Some(slots), Some(place)) = (node.node.key_slots(), place) else {
+        let slots = node.node.clone().image().and_then(|image| image.key_slots());
+        let (Some(slots), Some(place)) = (slots, place) else {
             return Box::pin(async { Err(OpenError::new("image is not encrypted, can't amend")) });
         };
         let options = node.options.driver.downcast_ref::<Qcow2Options>();

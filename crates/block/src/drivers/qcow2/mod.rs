@@ -74,8 +74,9 @@ use self::zero::Discarding;
 use crate::drivers::encryption::{KeySlots, Unlocked};
 use crate::inherited::OpenImage;
 use crate::node::{
-    BackingName, BlockNode, ChangingSnapshots, Channel, Geometry, ImageDetails, InternalSnapshot,
-    Placing, Released, Renaming, ResizeError, Resized, SnapshotChange, Watcher, Watchers,
+    BackingName, BlockNode, ChangingSnapshots, Channel, FormattedImage, Geometry, HeldState,
+    ImageDetails, InternalSnapshot, InternalSnapshots, Placing, Released, Renaming, ResizeError,
+    Resized, SnapshotChange, Watcher, Watchers,
 };
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
@@ -216,18 +217,9 @@ impl BlockNode for Qcow2Node {
         self.below.file.content()
     }
 
-    fn details(&self) -> Option<ImageDetails> {
-        let (bitmaps, left_out) = self.bitmaps.tell();
-        Some(self.details.get((&bitmaps, left_out)))
-    }
-
     fn allocated(&self) -> Option<u64> {
         let data = self.below.data_file.as_ref().map_or(Some(0), |data| data.allocated());
         Some(self.below.file.allocated()? + data?)
-    }
-
-    fn key_slots(&self) -> Option<Arc<KeySlots>> {
-        self.details.key_slots()
     }
 
     /// Data that is encrypted or elsewhere is never compressed: QEMU does not encrypt compressed clusters.
@@ -235,17 +227,52 @@ impl BlockNode for Qcow2Node {
         self.below.encrypted.is_none() && self.below.data_file.is_none()
     }
 
+    fn image(self: Arc<Self>) -> Option<Arc<dyn FormattedImage>> {
+        Some(self)
+    }
+
+    fn internal_snapshots(self: Arc<Self>) -> Option<Arc<dyn InternalSnapshots>> {
+        Some(self)
+    }
+
+    fn held_state(self: Arc<Self>) -> Option<Arc<dyn HeldState>> {
+        Some(self)
+    }
+
+    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
+        let event_loop = event_loop.clone();
+        Box::pin(async move {
+            ResizeError::check(size, self.read_only)?;
+            let before = self.image.size();
+            self.bitmaps.note_cut(size..before);
+            let failed = |error| resize::failed(errno_of(error));
+            let channels = Rc::new(self.below.open_channels(&event_loop).map_err(failed)?);
+            let resized = self.image.resize(&channels, size, self.pass_discard).await;
+            if self.image.size() != before {
+                self.watchers.tell();
+            }
+            resized
+        })
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        let channels = self.below.open_channels(event_loop)?;
+        Ok(Rc::new(Qcow2Channel::new(self, event_loop, channels)))
+    }
+}
+
+impl FormattedImage for Qcow2Node {
+    fn details(&self) -> ImageDetails {
+        let (bitmaps, left_out) = self.bitmaps.tell();
+        self.details.get((&bitmaps, left_out))
+    }
+
     fn bitmap_store(&self) -> Option<Arc<dyn BitmapStore>> {
         Some(self.bitmaps.clone())
     }
 
-    fn has_snapshots(&self) -> bool {
-        true
-    }
-
-    fn snapshots(&self) -> Option<Vec<InternalSnapshot>> {
-        // As in QEMU: another program may change the data file.
-        self.below.data_file.is_none().then(|| self.image.list_snapshots())
+    fn key_slots(&self) -> Option<Arc<KeySlots>> {
+        self.details.key_slots()
     }
 
     fn places(self: Arc<Self>, range: Range<u64>, event_loop: &EventLoop) -> Option<Placing> {
@@ -257,7 +284,32 @@ impl BlockNode for Qcow2Node {
         }))
     }
 
-    fn change_snapshots(
+    fn set_backing_name(
+        self: Arc<Self>,
+        name: Option<BackingName>,
+        event_loop: &EventLoop,
+    ) -> Renaming {
+        if self.read_only {
+            return Box::pin(ready(Err(Errno::EROFS)));
+        }
+        let event_loop = event_loop.clone();
+        Box::pin(async move {
+            let channels = Rc::new(self.below.open_channels(&event_loop).map_err(errno_of)?);
+            let reserves_bitmaps = self.bitmaps.has_new();
+            self.image.set_backing_name(&channels, name.as_ref(), reserves_bitmaps).await?;
+            self.details.set_backing(name);
+            Ok(())
+        })
+    }
+}
+
+impl InternalSnapshots for Qcow2Node {
+    fn list(&self) -> Option<Vec<InternalSnapshot>> {
+        // As in QEMU: another program may change the data file.
+        self.below.data_file.is_none().then(|| self.image.list_snapshots())
+    }
+
+    fn change(
         self: Arc<Self>,
         change: SnapshotChange,
         event_loop: &EventLoop,
@@ -286,25 +338,9 @@ impl BlockNode for Qcow2Node {
             changed
         })
     }
+}
 
-    fn set_backing_name(
-        self: Arc<Self>,
-        name: Option<BackingName>,
-        event_loop: &EventLoop,
-    ) -> Renaming {
-        if self.read_only {
-            return Box::pin(ready(Err(Errno::EROFS)));
-        }
-        let event_loop = event_loop.clone();
-        Box::pin(async move {
-            let channels = Rc::new(self.below.open_channels(&event_loop).map_err(errno_of)?);
-            let reserves_bitmaps = self.bitmaps.has_new();
-            self.image.set_backing_name(&channels, name.as_ref(), reserves_bitmaps).await?;
-            self.details.set_backing(name);
-            Ok(())
-        })
-    }
-
+impl HeldState for Qcow2Node {
     fn journal(&self) -> Option<OpenImage<Arc<OwnedFd>>> {
         self.image.shared.metadata.as_ref()?.journal()
     }
@@ -349,27 +385,6 @@ impl BlockNode for Qcow2Node {
         }
         self.image.inflated.forget_all();
         self.mark_bitmaps()
-    }
-
-    fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
-        let event_loop = event_loop.clone();
-        Box::pin(async move {
-            ResizeError::check(size, self.read_only)?;
-            let before = self.image.size();
-            self.bitmaps.note_cut(size..before);
-            let failed = |error| resize::failed(errno_of(error));
-            let channels = Rc::new(self.below.open_channels(&event_loop).map_err(failed)?);
-            let resized = self.image.resize(&channels, size, self.pass_discard).await;
-            if self.image.size() != before {
-                self.watchers.tell();
-            }
-            resized
-        })
-    }
-
-    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
-        let channels = self.below.open_channels(event_loop)?;
-        Ok(Rc::new(Qcow2Channel::new(self, event_loop, channels)))
     }
 }
 

@@ -18,7 +18,8 @@ use super::jobs::Jobs;
 use crate::drivers::live::{self, Live};
 use crate::error::OpenError;
 use crate::node::{
-    BlockNode, Channel, Geometry, ImageDetails, ResizeError, Resized, Watcher, Watchers,
+    BlockNode, Channel, FormattedImage, Geometry, ImageDetails, ResizeError, Resized, Watcher,
+    Watchers,
 };
 use crate::options::BlockdevOptions;
 use crate::services::DriverServices;
@@ -273,23 +274,29 @@ impl BlockNode for RbdNode {
         self.shared.grows.store(true, Ordering::Relaxed);
     }
 
-    fn details(&self) -> Option<ImageDetails> {
-        let format =
-            self.format.map(|format| ("encryption-format".to_owned(), word(format).into()));
-        let data = Value::Object(format.into_iter().collect());
-        let specific = [("type".to_owned(), "rbd".into()), ("data".to_owned(), data)];
-        // As QSD, which calls a node encrypted if it decrypts by itself.
-        Some(ImageDetails {
-            cluster_size: None,
-            encrypted: false,
-            backing: None,
-            specific: specific.into(),
-        })
+    fn image(self: Arc<Self>) -> Option<Arc<dyn FormattedImage>> {
+        Some(self)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let image = self.shared.disk.image.get().cloned();
         let image = image.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected))?;
         Ok(RbdChannel::new(event_loop, self.shared.clone(), image))
+    }
+}
+
+impl FormattedImage for RbdNode {
+    fn details(&self) -> ImageDetails {
+        let format =
+            self.format.map(|format| ("encryption-format".to_owned(), word(format).into()));
+        let data = Value::Object(format.into_iter().collect());
+        let specific = [("type".to_owned(), "rbd".into()), ("data".to_owned(), data)];
+        // As QSD, which calls a node encrypted if it decrypts by itself.
+        ImageDetails {
+            cluster_size: None,
+            encrypted: false,
+            backing: None,
+            specific: specific.into(),
+        }
     }
 }

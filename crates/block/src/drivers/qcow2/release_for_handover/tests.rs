@@ -23,7 +23,7 @@ use super::super::{CreateQcow2, Journals, Opening, Qcow2Node, create_qcow2};
 use super::*;
 use crate::NodeRegistry;
 use crate::inherited::{Inherited, OpenImage};
-use crate::node::{BlockNode, Channel, Geometry};
+use crate::node::{BlockNode, Channel, Geometry, HeldState};
 use crate::options::{
     Backing, BlockdevOptions, BlockdevRef, Discard, Driver, FileOptions, Locking, Qcow2Options,
     ThrottleOptions,
