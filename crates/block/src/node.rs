@@ -3,13 +3,14 @@
 mod answers;
 mod held;
 mod image;
+mod remote;
 mod snapshots;
+mod storage;
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use event_loop::sync::lock;
@@ -20,33 +21,15 @@ pub use self::image::{
     BackingName, FormattedImage, ImageDetails, ImageHeader, Placing, Renaming, StoredAt,
     cluster_size, listed,
 };
+pub use self::remote::{NoWaiting, RemoteImage};
 pub use self::snapshots::{
     ChangingSnapshots, InternalSnapshot, InternalSnapshots, SnapshotChange, SnapshotError,
 };
+pub(crate) use self::storage::OtherBytes;
+pub use self::storage::{GrowingFile, HostStorage};
 pub use crate::resize::ResizeError;
 
-use crate::error::OpenError;
-use crate::format::Format;
-use crate::image_place::ImagePlace;
 use crate::request::Request;
-
-/// While it exists, requests do not wait for a server: [`BlockNode::stop_waiting`].
-#[derive(Debug)]
-pub struct NoWaiting(Arc<AtomicUsize>);
-
-impl NoWaiting {
-    /// Adds one to the number of those that want requests not to wait, until it is dropped.
-    pub(crate) fn new(number: Arc<AtomicUsize>) -> NoWaiting {
-        number.fetch_add(1, Ordering::AcqRel);
-        NoWaiting(number)
-    }
-}
-
-impl Drop for NoWaiting {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
 
 /// An opened image, shared by all threads.
 ///
@@ -80,26 +63,6 @@ pub trait BlockNode: Send + Sync {
         self.child()?.end()
     }
 
-    /// Returns the present size of the node's file or device, in bytes.
-    ///
-    /// A format on top extends a file, and an administrator a device, without a change of the geometry: for a node that
-    /// only a format uses, [`geometry`](Self::geometry) has the size at opening or at the last resize. May block.
-    fn length(&self) -> u64 {
-        self.geometry().size
-    }
-
-    /// Returns the largest end of a write since opening, in bytes; 0 if there was none, or if the node does not know.
-    ///
-    /// For `wr_highest_offset`, by which a management program grows the device below a format.
-    fn highest_write(&self) -> u64 {
-        0
-    }
-
-    /// Returns the bytes that the image takes up in its file system; `None` if unknown. May block.
-    fn allocated(&self) -> Option<u64> {
-        self.child()?.allocated()
-    }
-
     /// Permits requests beyond the end.
     ///
     /// Writes there make the image longer, reads return zeroes. A format on top of the node calls this to allocate
@@ -109,43 +72,6 @@ pub trait BlockNode: Send + Sync {
         if let Some(below) = self.child() {
             below.enable_growth();
         }
-    }
-
-    /// Has requests fail that wait for a server to come back, and others not wait while the returned value exists.
-    ///
-    /// For a cancelled job, which would wait for its requests.
-    fn stop_waiting(&self) -> Option<NoWaiting> {
-        self.child()?.stop_waiting()
-    }
-
-    /// Returns what tells the content from others that its server may have under the same name. `None`: it is on no server, or
-    /// may change.
-    fn content(&self) -> Option<String> {
-        self.child().and_then(|below| below.content())
-    }
-
-    /// Returns what tells the node's file or block device from others of this host.
-    fn place(&self) -> Option<ImagePlace> {
-        self.child().and_then(|below| below.place())
-    }
-
-    /// Returns the format by the signature in the node's file or block device.
-    ///
-    /// Only if this node passes the bytes on unchanged. Reads from the disk.
-    fn foreign_format(&self) -> Option<Format> {
-        self.child().and_then(|below| below.foreign_format())
-    }
-
-    /// Returns why a node that fell back to reading cannot be written.
-    ///
-    /// For `auto-read-only`.
-    fn why_read_only(&self) -> Option<OpenError> {
-        self.child().and_then(|below| below.why_read_only())
-    }
-
-    /// Returns the alignment, in bytes, that saves copies of requests' memory.
-    fn memory_alignment(&self) -> u32 {
-        self.child().map_or(512, |below| below.memory_alignment())
     }
 
     /// Registers a watcher for changes of the geometry.
@@ -170,6 +96,21 @@ pub trait BlockNode: Send + Sync {
             (Ok(()), Some(below)) => below.resize(size, event_loop),
             (checked, _) => Box::pin(async move { checked.and(Err(ResizeError::NotSupported)) }),
         }
+    }
+
+    /// Returns the file or device below, as long as it is at present, if this node knows.
+    fn growing_file(self: Arc<Self>) -> Option<Arc<dyn GrowingFile>> {
+        None
+    }
+
+    /// Returns the storage of this host that has the node's bytes, if there is one.
+    fn host_storage(self: Arc<Self>) -> Option<Arc<dyn HostStorage>> {
+        self.child()?.host_storage()
+    }
+
+    /// Returns the image on a server that has the node's bytes, if there is one.
+    fn remote_image(self: Arc<Self>) -> Option<Arc<dyn RemoteImage>> {
+        self.child()?.remote_image()
     }
 
     /// Returns the image of the node's format, if the node opens one.
@@ -204,13 +145,6 @@ pub trait BlockNode: Send + Sync {
     /// Returns whether discards pass to what the node keeps, although the node is for reading.
     fn can_forget(&self) -> bool {
         false
-    }
-
-    /// Returns whether a format on top opens the files of this host that its header names.
-    ///
-    /// Not for an image of which a stranger may have chosen the bytes.
-    fn may_name_files(&self) -> bool {
-        self.child().is_none_or(|below| below.may_name_files())
     }
 
     /// Opens this loop's way to the image.

@@ -411,7 +411,7 @@ fn a_request_that_is_not_to_wait_fails() {
     server.stop();
     let tag = rig.submit(Op::Read, 0, 512, memory(512, 0));
     rig.event_loop.run_once(false).unwrap();
-    let hurry = opened.stop_waiting().unwrap();
+    let hurry = opened.remote_image().unwrap().stop_waiting().unwrap();
     assert_eq!(rig.wait(tag).0, Err(Errno::EIO));
     assert_eq!(rig.read(0, 512, 0), Err(Errno::EIO));
     drop(hurry);

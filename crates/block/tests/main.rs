@@ -3,6 +3,7 @@
 mod alloc;
 mod apart;
 mod blkdebug;
+mod capabilities;
 mod claims;
 mod common;
 mod faults;

@@ -1,6 +1,7 @@
 //! What the options that all drivers have mean for a node that lies on another one.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 
@@ -22,7 +23,7 @@ pub(crate) struct Common {
 /// QEMU's.
 pub(crate) fn check_writable(
     options: &BlockdevOptions,
-    child: &dyn BlockNode,
+    child: &Arc<dyn BlockNode>,
 ) -> Result<(), OpenError> {
     // With a child that fell back to reading (`auto-read-only`), the error comes later, from the user that writes.
     let is_final = child.geometry().read_only && child.why_read_only().is_none();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use event_loop::{EventLoop, oneshot, sync::lock};
 
 use super::edge_channel::{EdgeChannel, EdgeCommand, EdgeSender};
-use crate::node::{BlockNode, Channel, Geometry, Watcher, Watchers};
+use crate::node::{BlockNode, Channel, Geometry, GrowingFile, Watcher, Watchers};
 
 /// A user's link to a node, which can be pointed to another node.
 ///
@@ -74,16 +74,12 @@ impl BlockNode for Edge {
         self.node().geometry()
     }
 
-    fn length(&self) -> u64 {
-        self.node().length()
-    }
-
-    fn highest_write(&self) -> u64 {
-        self.node().highest_write()
-    }
-
     fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.node())
+    }
+
+    fn growing_file(self: Arc<Self>) -> Option<Arc<dyn GrowingFile>> {
+        self.node().growing_file()
     }
 
     fn compresses(&self) -> bool {

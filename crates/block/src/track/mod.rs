@@ -24,7 +24,7 @@ pub(crate) use self::kept::{Described, KeptBits, Owner};
 pub use self::store::{BitmapStore, Checked, Forgotten};
 pub(crate) use self::threshold::ThresholdSender;
 pub use self::threshold::{Exceeded, Threshold};
-use crate::node::{BlockNode, Channel, FormattedImage, Geometry, HeldState};
+use crate::node::{BlockNode, Channel, FormattedImage, Geometry, GrowingFile, HeldState};
 
 /// Trackers of a node's writes, for all threads.
 pub struct Tracking {
@@ -203,16 +203,12 @@ impl BlockNode for Tracked {
         self.node.geometry()
     }
 
-    fn length(&self) -> u64 {
-        self.node.length()
-    }
-
-    fn highest_write(&self) -> u64 {
-        self.node.highest_write()
-    }
-
     fn child(&self) -> Option<Arc<dyn BlockNode>> {
         Some(self.node.clone())
+    }
+
+    fn growing_file(self: Arc<Self>) -> Option<Arc<dyn GrowingFile>> {
+        self.node.clone().growing_file()
     }
 
     fn image(self: Arc<Self>) -> Option<Arc<dyn FormattedImage>> {

@@ -326,7 +326,7 @@ impl Daemon {
             How::Parts(Parts::Stream(_) | Parts::Commit(_), ..) => return,
         }
         if let Ok(target) = self.nodes.node(&copying.target) {
-            copying.no_waiting = target.stop_waiting();
+            copying.no_waiting = target.remote_image().and_then(|image| image.stop_waiting());
         }
     }
 

@@ -12,7 +12,7 @@ use event_loop::{EventLoop, IoBufs};
 use nix::errno::Errno;
 
 use crate::job::{Bitmap, Place, Snapshot, keep_size};
-use crate::node::{BlockNode, Channel, Geometry, Resized};
+use crate::node::{BlockNode, Channel, Geometry, HostStorage, Resized};
 use crate::request::{Op, Request};
 use crate::submit::submit;
 
@@ -46,12 +46,12 @@ impl BlockNode for View {
         }
     }
 
-    fn memory_alignment(&self) -> u32 {
-        self.source.memory_alignment().max(self.target.memory_alignment())
-    }
-
     fn resize(self: Arc<Self>, size: u64, _event_loop: &EventLoop) -> Resized {
         keep_size(self.geometry(), size)
+    }
+
+    fn host_storage(self: Arc<Self>) -> Option<Arc<dyn HostStorage>> {
+        Some(self)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
@@ -65,6 +65,12 @@ impl BlockNode for View {
             target,
             reading: Cell::new(0),
         }))
+    }
+}
+
+impl HostStorage for View {
+    fn memory_alignment(&self) -> u32 {
+        self.source.memory_alignment().max(self.target.memory_alignment())
     }
 }
 

@@ -42,7 +42,9 @@ use crate::error::OpenError;
 use crate::format::Format;
 use crate::image_place::ImagePlace;
 use crate::inherited::Inherited;
-use crate::node::{BlockNode, Channel, Geometry, Resized, Watcher, Watchers};
+use crate::node::{
+    BlockNode, Channel, Geometry, GrowingFile, HostStorage, Resized, Watcher, Watchers,
+};
 use crate::options::{Aio, BlockdevOptions, DetectZeroes, Discard, FileOptions};
 use crate::own_mounts::OwnMounts;
 use crate::request::Op;
@@ -237,47 +239,10 @@ impl BlockNode for FileNode {
         Geometry { size: self.size(), ..self.geometry }
     }
 
-    fn place(&self) -> Option<ImagePlace> {
-        ImagePlace::of(&self.fd, &self.path)
-    }
-
     fn end(&self) -> Option<u64> {
         let stat = nix::sys::stat::fstat(&self.fd).ok()?;
         let is_file = SFlag::from_bits_truncate(stat.st_mode).contains(SFlag::S_IFREG);
         u64::try_from(stat.st_size).ok().filter(|_| is_file)
-    }
-
-    fn length(&self) -> u64 {
-        let found = match self.kind {
-            Kind::File => self.end(),
-            Kind::HostDevice => resize::device_size(self).ok(),
-        };
-        found.and_then(|size| size.checked_next_multiple_of(512)).unwrap_or(self.size())
-    }
-
-    fn highest_write(&self) -> u64 {
-        self.highest_write.load(Ordering::Relaxed)
-    }
-
-    fn allocated(&self) -> Option<u64> {
-        let stat = nix::sys::stat::fstat(&self.fd).ok()?;
-        u64::try_from(stat.st_blocks).ok().map(|blocks| blocks * 512)
-    }
-
-    fn foreign_format(&self) -> Option<Format> {
-        const SECTOR: u64 = 512;
-        let last = self.size().saturating_sub(SECTOR);
-        let end = probe::read_block(&self.fd, last - last % probe::BLOCK).ok()?;
-        let end = end.get((last % probe::BLOCK) as usize..).unwrap_or_default();
-        Format::probe(&probe::read_block(&self.fd, 0).ok()?, end)
-    }
-
-    fn why_read_only(&self) -> Option<OpenError> {
-        self.why_read_only.clone()
-    }
-
-    fn memory_alignment(&self) -> u32 {
-        self.limits.align.memory as u32
     }
 
     fn watch(&self, watcher: Watcher) {
@@ -290,6 +255,14 @@ impl BlockNode for FileNode {
 
     fn enable_growth(&self) {
         self.grows.store(self.kind == Kind::File, Ordering::Relaxed);
+    }
+
+    fn growing_file(self: Arc<Self>) -> Option<Arc<dyn GrowingFile>> {
+        Some(self)
+    }
+
+    fn host_storage(self: Arc<Self>) -> Option<Arc<dyn HostStorage>> {
+        Some(self)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
@@ -313,6 +286,47 @@ impl BlockNode for FileNode {
             }
         };
         Ok(Rc::new(FileChannel::new(self, event_loop, engine)))
+    }
+}
+
+impl GrowingFile for FileNode {
+    fn length(&self) -> u64 {
+        let found = match self.kind {
+            Kind::File => self.end(),
+            Kind::HostDevice => resize::device_size(self).ok(),
+        };
+        found.and_then(|size| size.checked_next_multiple_of(512)).unwrap_or(self.size())
+    }
+
+    fn highest_write(&self) -> u64 {
+        self.highest_write.load(Ordering::Relaxed)
+    }
+}
+
+impl HostStorage for FileNode {
+    fn place(&self) -> Option<ImagePlace> {
+        ImagePlace::of(&self.fd, &self.path)
+    }
+
+    fn allocated(&self) -> Option<u64> {
+        let stat = nix::sys::stat::fstat(&self.fd).ok()?;
+        u64::try_from(stat.st_blocks).ok().map(|blocks| blocks * 512)
+    }
+
+    fn foreign_format(&self) -> Option<Format> {
+        const SECTOR: u64 = 512;
+        let last = self.size().saturating_sub(SECTOR);
+        let end = probe::read_block(&self.fd, last - last % probe::BLOCK).ok()?;
+        let end = end.get((last % probe::BLOCK) as usize..).unwrap_or_default();
+        Format::probe(&probe::read_block(&self.fd, 0).ok()?, end)
+    }
+
+    fn why_read_only(&self) -> Option<OpenError> {
+        self.why_read_only.clone()
+    }
+
+    fn memory_alignment(&self) -> u32 {
+        self.limits.align.memory as u32
     }
 }
 

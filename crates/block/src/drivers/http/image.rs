@@ -67,12 +67,12 @@ impl Image {
         self.source.identity().len
     }
 
-    /// See [`BlockNode::content`](crate::node::BlockNode::content).
+    /// See [`RemoteImage::content`](crate::node::RemoteImage::content).
     pub(super) fn content(&self) -> String {
         self.source.identity().lasting()
     }
 
-    /// See [`BlockNode::stop_waiting`](crate::node::BlockNode::stop_waiting).
+    /// See [`RemoteImage::stop_waiting`](crate::node::RemoteImage::stop_waiting).
     pub(super) fn stop_waiting(&self) -> NoWaiting {
         let waits_no_longer = NoWaiting::new(self.impatient.clone());
         self.impatience.notify_waiters();

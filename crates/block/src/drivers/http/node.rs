@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use super::image::Image;
 use super::thread::Web;
-use crate::node::{BlockNode, Channel, Geometry, NoWaiting};
+use crate::node::{BlockNode, Channel, Geometry, NoWaiting, RemoteImage};
 use crate::request::{Detached, Op, Request};
 
 /// A disk's size is a multiple of this.
@@ -53,6 +53,16 @@ impl BlockNode for HttpNode {
         }
     }
 
+    fn remote_image(self: Arc<Self>) -> Option<Arc<dyn RemoteImage>> {
+        Some(self)
+    }
+
+    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
+        Ok(HttpChannel::new(event_loop, self))
+    }
+}
+
+impl RemoteImage for HttpNode {
     fn stop_waiting(&self) -> Option<NoWaiting> {
         Some(self.image.stop_waiting())
     }
@@ -63,10 +73,6 @@ impl BlockNode for HttpNode {
 
     fn may_name_files(&self) -> bool {
         false
-    }
-
-    fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
-        Ok(HttpChannel::new(event_loop, self))
     }
 }
 

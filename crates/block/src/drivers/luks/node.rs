@@ -14,7 +14,8 @@ use crate::drivers::encryption::{Encrypted, EncryptedChannel, KeySlots, Unlocked
 use crate::drivers::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::node::{
-    BlockNode, Channel, FormattedImage, Geometry, ImageDetails, ResizeError, Resized,
+    BlockNode, Channel, FormattedImage, Geometry, HostStorage, ImageDetails, OtherBytes,
+    ResizeError, Resized,
 };
 use crate::options::BlockdevOptions;
 use crate::request::Request;
@@ -44,7 +45,7 @@ impl LuksNode {
         unlocked: Unlocked,
         child: Arc<dyn BlockNode>,
     ) -> Result<Self, OpenError> {
-        check_writable(options, &*child)?;
+        check_writable(options, &child)?;
         let common = Common::new(options, &*child);
         let Unlocked { cipher, payload, slots } = unlocked;
         let size = child.geometry().size;
@@ -130,10 +131,6 @@ impl BlockNode for LuksNode {
         None
     }
 
-    fn foreign_format(&self) -> Option<crate::format::Format> {
-        None
-    }
-
     fn enable_growth(&self) {}
 
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
@@ -145,6 +142,10 @@ impl BlockNode for LuksNode {
                 None => Err(ResizeError::Offset),
             }
         })
+    }
+
+    fn host_storage(self: Arc<Self>) -> Option<Arc<dyn HostStorage>> {
+        Some(Arc::new(OtherBytes(self.child.clone().host_storage()?)))
     }
 
     fn image(self: Arc<Self>) -> Option<Arc<dyn FormattedImage>> {

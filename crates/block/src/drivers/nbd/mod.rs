@@ -31,7 +31,7 @@ use super::live::{self, Live};
 use super::range_lock::RangeLock;
 use crate::error::OpenError;
 use crate::listeners::Listeners;
-use crate::node::{BlockNode, Channel, Geometry, NoWaiting};
+use crate::node::{BlockNode, Channel, Geometry, NoWaiting, RemoteImage};
 use crate::options::BlockdevOptions;
 use crate::request::Request;
 use agreed::Agreed;
@@ -187,10 +187,8 @@ impl BlockNode for NbdNode {
         self.shared.geometry()
     }
 
-    fn stop_waiting(&self) -> Option<NoWaiting> {
-        let waits_no_longer = NoWaiting::new(self.shared.impatient.clone());
-        self.shared.impatience.tell();
-        Some(waits_no_longer)
+    fn remote_image(self: Arc<Self>) -> Option<Arc<dyn RemoteImage>> {
+        Some(self)
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
@@ -212,6 +210,14 @@ impl BlockNode for NbdNode {
             *keeper = Some(Keeper { handle: event_loop.handle(), jobs: Arc::new(sender) });
         }
         Ok(channel)
+    }
+}
+
+impl RemoteImage for NbdNode {
+    fn stop_waiting(&self) -> Option<NoWaiting> {
+        let waits_no_longer = NoWaiting::new(self.shared.impatient.clone());
+        self.shared.impatience.tell();
+        Some(waits_no_longer)
     }
 }
 

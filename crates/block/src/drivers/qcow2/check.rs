@@ -114,7 +114,7 @@ pub(super) fn check_node(
     let writes = repair != Repair::None;
     // Also has reads past the end succeed.
     file.enable_growth();
-    let place = file.place();
+    let place = file.clone().host_storage().and_then(|storage| storage.place());
     let (mut journal, mut left) = find_left(name, &header, journals, None, place.as_ref(), !writes)
         .map_err(CheckFailure::Open)?;
     let superseded = find_superseded(name, &header, journals, place.as_ref());

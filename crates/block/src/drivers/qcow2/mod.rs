@@ -75,8 +75,8 @@ use crate::drivers::encryption::{KeySlots, Unlocked};
 use crate::inherited::OpenImage;
 use crate::node::{
     BackingName, BlockNode, ChangingSnapshots, Channel, FormattedImage, Geometry, HeldState,
-    ImageDetails, InternalSnapshot, InternalSnapshots, Placing, Released, Renaming, ResizeError,
-    Resized, SnapshotChange, Watcher, Watchers,
+    HostStorage, ImageDetails, InternalSnapshot, InternalSnapshots, Placing, Released, RemoteImage,
+    Renaming, ResizeError, Resized, SnapshotChange, Watcher, Watchers,
 };
 use crate::options::{DetectZeroes, Discard};
 use crate::request::Request;
@@ -213,18 +213,18 @@ impl BlockNode for Qcow2Node {
         self.watchers.add(watcher);
     }
 
-    fn content(&self) -> Option<String> {
-        self.below.file.content()
-    }
-
-    fn allocated(&self) -> Option<u64> {
-        let data = self.below.data_file.as_ref().map_or(Some(0), |data| data.allocated());
-        Some(self.below.file.allocated()? + data?)
-    }
-
     /// Data that is encrypted or elsewhere is never compressed: QEMU does not encrypt compressed clusters.
     fn compresses(&self) -> bool {
         self.below.encrypted.is_none() && self.below.data_file.is_none()
+    }
+
+    fn host_storage(self: Arc<Self>) -> Option<Arc<dyn HostStorage>> {
+        Some(self)
+    }
+
+    fn remote_image(self: Arc<Self>) -> Option<Arc<dyn RemoteImage>> {
+        self.below.file.clone().remote_image()?;
+        Some(self)
     }
 
     fn image(self: Arc<Self>) -> Option<Arc<dyn FormattedImage>> {
@@ -258,6 +258,19 @@ impl BlockNode for Qcow2Node {
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let channels = self.below.open_channels(event_loop)?;
         Ok(Rc::new(Qcow2Channel::new(self, event_loop, channels)))
+    }
+}
+
+impl HostStorage for Qcow2Node {
+    fn allocated(&self) -> Option<u64> {
+        let data = self.below.data_file.as_ref().map_or(Some(0), |data| data.allocated());
+        Some(self.below.file.allocated()? + data?)
+    }
+}
+
+impl RemoteImage for Qcow2Node {
+    fn content(&self) -> Option<String> {
+        self.below.file.content()
     }
 }
 

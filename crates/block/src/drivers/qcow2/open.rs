@@ -179,7 +179,7 @@ impl Opening {
         if let Some(why) = file.why_read_only().filter(|_| !common.read_only) {
             return Err(why.with_hint("read-only=on opens the image for reading"));
         }
-        check_writable(common, &*file)?;
+        check_writable(common, &file)?;
         let read_only = common.read_only || below.read_only;
         let start = read_start(&file)?;
         let header = Header::parse(&start, Purpose::of(read_only))?;
@@ -310,7 +310,7 @@ impl Opening {
         let below = Below { file, data_file, backing, encrypted: encrypted.map(Arc::new) };
         below.file.enable_growth();
         below.data().enable_growth();
-        let place = below.file.place();
+        let place = below.file.clone().host_storage().and_then(|storage| storage.place());
         let origin = Origin::judge(header.origin.as_deref(), &below, options.backing_changed)?;
         if !read_only && header.is_dirty && header.mark.is_none() {
             if is_shared {

@@ -14,7 +14,9 @@ use nix::errno::Errno;
 use crate::drivers::common::Common;
 use crate::error::OpenError;
 use crate::format::{Format, LOOKED_AT};
-use crate::node::{BlockNode, Channel, Geometry, ResizeError, Resized};
+use crate::node::{
+    BlockNode, Channel, Geometry, GrowingFile, HostStorage, OtherBytes, ResizeError, Resized,
+};
 use crate::options::{BlockdevOptions, RawOptions};
 use crate::request::{Op, Request};
 
@@ -80,6 +82,12 @@ impl RawNode {
 }
 
 impl RawNode {
+    /// The format by the signature at the beginning of the disk. Reads from the disk.
+    fn foreign_format(&self) -> Option<Format> {
+        let storage = self.child.clone().host_storage().filter(|_| self.offset == 0);
+        storage?.foreign_format()
+    }
+
     /// Logs the first refused write only: the guest decides how many follow.
     #[cold]
     fn tell_refused(&self) {
@@ -115,19 +123,6 @@ impl BlockNode for RawNode {
         self.child.end().map(|end| end.saturating_sub(self.offset))
     }
 
-    fn length(&self) -> u64 {
-        let size = self.size.unwrap_or_else(|| self.child.length().saturating_sub(self.offset));
-        size - size % SECTOR
-    }
-
-    fn highest_write(&self) -> u64 {
-        self.child.highest_write().saturating_sub(self.offset)
-    }
-
-    fn foreign_format(&self) -> Option<Format> {
-        self.child.foreign_format().filter(|_| self.offset == 0)
-    }
-
     fn resize(self: Arc<Self>, size: u64, event_loop: &EventLoop) -> Resized {
         let event_loop = event_loop.clone();
         Box::pin(async move {
@@ -147,6 +142,18 @@ impl BlockNode for RawNode {
         }
     }
 
+    fn growing_file(self: Arc<Self>) -> Option<Arc<dyn GrowingFile>> {
+        Some(self)
+    }
+
+    fn host_storage(self: Arc<Self>) -> Option<Arc<dyn HostStorage>> {
+        let storage = self.child.clone().host_storage()?;
+        Some(match self.offset {
+            0 => storage,
+            _ => Arc::new(OtherBytes(storage)),
+        })
+    }
+
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
         let below = self.child.geometry();
         let child = self.child.clone().open_channel(event_loop)?;
@@ -157,6 +164,17 @@ impl BlockNode for RawNode {
             return Ok(child);
         }
         Ok(Rc::new(RawChannel { node: self, child }))
+    }
+}
+
+impl GrowingFile for RawNode {
+    fn length(&self) -> u64 {
+        let size = self.size.unwrap_or_else(|| self.child.length().saturating_sub(self.offset));
+        size - size % SECTOR
+    }
+
+    fn highest_write(&self) -> u64 {
+        self.child.highest_write().saturating_sub(self.offset)
     }
 }
 
