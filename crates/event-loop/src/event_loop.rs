@@ -468,7 +468,8 @@ impl EventLoop {
     ///
     /// The call starts before the loop next waits. Without a thread it runs on the loop.
     ///
-    /// The receiver completes with [`LoopGone`](crate::LoopGone) if the loop ends before the call has begun.
+    /// The receiver completes with [`LoopGone`](crate::LoopGone) if the loop ends before the call has begun, or if the call
+    /// panics.
     pub fn offload<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -112,7 +113,22 @@ pub(crate) enum Job {
 }
 
 impl Job {
+    /// Runs the job on a pool thread, which survives a panic: the hook reports it, and the operation fails.
+    ///
+    /// A call that panics drops the sender of its result.
     fn run(self, done: impl Fn(u64, i32)) {
+        match self {
+            Job::Op(op, user_data) => {
+                let result = catch_unwind(AssertUnwindSafe(|| op.run()));
+                done(user_data, result.unwrap_or(-libc::EIO));
+            }
+            Job::Call(call) | Job::Compute(_, call) => drop(catch_unwind(AssertUnwindSafe(call))),
+        }
+    }
+
+    /// Runs the job at its submission. A panic is the caller's.
+    #[cfg(any(test, feature = "sim"))]
+    fn run_at_once(self, done: impl Fn(u64, i32)) {
         match self {
             Job::Op(op, user_data) => done(user_data, op.run()),
             Job::Call(call) | Job::Compute(_, call) => call(),
@@ -211,7 +227,7 @@ impl ThreadPool {
     pub(crate) fn submit(&self, jobs: &mut Vec<Job>) -> io::Result<()> {
         #[cfg(any(test, feature = "sim"))]
         if WITHOUT_THREADS.get() {
-            jobs.drain(..).for_each(|job| job.run(&self.shared.done));
+            jobs.drain(..).for_each(|job| job.run_at_once(&self.shared.done));
             return Ok(());
         }
         let mut state = lock(&self.shared.state);

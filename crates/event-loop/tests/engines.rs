@@ -12,8 +12,8 @@ use std::sync::Arc;
 use common::*;
 use event_loop::counting::locks_taken;
 use event_loop::{
-    AlignedBuf, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, IoThread, IoThreadConfig,
-    LoopConfig, LoopFile, RingChoice, RingFlags, ThreadPoolConfig,
+    AlignedBuf, BlockingCall, DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, IoThread,
+    IoThreadConfig, LoopConfig, LoopFile, RingChoice, RingFlags, ThreadPoolConfig,
 };
 
 const ENGINES: [Engine; 3] = [Engine::Uring, Engine::Native, Engine::Threads];
@@ -364,4 +364,26 @@ fn missing_linux_aio_is_an_error() {
             assert_eq!(*results.0.borrow(), [(7, -errno)]);
         });
     }
+}
+
+/// A pool thread survives a panic: the operation fails, a call has no result, and later jobs and the end wait for nobody.
+#[test]
+fn an_operation_that_panics_on_the_pool_fails() {
+    static PANICS: BlockingCall =
+        BlockingCall { name: c"panics", run: |_, _, _, _| panic!("as the test wants") };
+    let thread_pool = ThreadPoolConfig { min: 0, max: 1 };
+    let config = LoopConfig { thread_pool, ..config(RingChoice::default()) };
+    let event_loop = EventLoop::new(config).unwrap();
+    let _watchdog = Watchdog::new("panics");
+    let file = event_loop.register_file(tempfile(&[1; BLOCK]));
+    let run = |op| {
+        let operation = event_loop.operate(&file, op, Engine::Threads, IoBufs::new());
+        raw(event_loop.block_on(operation).unwrap().0)
+    };
+    let panics = IoOp::Call { call: &PANICS, offset: 0, len: 1 };
+    assert_eq!([run(panics), run(panics)], [-libc::EIO; 2]);
+    let call = event_loop.offload::<u8>(|| panic!("as the test wants"));
+    assert!(event_loop.block_on(call).unwrap().is_err());
+    assert_eq!(run(IoOp::Fsync { data_only: true }), 0);
+    event_loop.shut_down().unwrap();
 }
