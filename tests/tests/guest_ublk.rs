@@ -5,11 +5,12 @@ use std::process::Command;
 use integration::{Guest, Initramfs, Scratch, daemon, tool};
 
 /// Runs a job in a guest with the daemon and an empty qcow2 image of 64 MiB.
-fn run(job: &str) {
+pub(crate) fn run(job: &str) {
     let mut files = Initramfs::new("/");
     files.program("/bin/ringmill", daemon());
     // busybox' own lacks options.
     files.program("/usr/bin/setpriv", &tool("setpriv"));
+    files.program("/bin/partx", &tool("partx"));
     let scratch = Scratch::new();
     let image = scratch.path("empty.qcow2");
     let mut create = Command::new(tool("qemu-img"));

@@ -32,6 +32,7 @@ mod front_end_killed;
 mod front_end_vanishes;
 mod fuse;
 mod guest_ahci;
+mod guest_attach;
 mod guest_controllers;
 mod guest_daemon_killed;
 mod guest_daemon_restart;

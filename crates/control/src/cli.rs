@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use crate::attach::{self, DetachOptions};
 use crate::check::{self, CheckOptions};
 use crate::complete;
 use crate::ctl::{self, CtlOptions};
@@ -42,6 +43,10 @@ pub const TAKE_OVER: &str = "take-over";
 pub enum Command {
     /// `ringmill serve IMAGE`.
     Serve(ServeOptions),
+    /// `ringmill attach IMAGE`.
+    Attach(ServeOptions),
+    /// `ringmill detach DEVICE|IMAGE`.
+    Detach(DetachOptions),
     /// `ringmill storage-daemon`, or the program called `qemu-storage-daemon`.
     StorageDaemon(StorageDaemonOptions),
     /// `ringmill ctl SOCKET [COMMAND [ARGUMENT…]]`.
@@ -117,8 +122,20 @@ pub(crate) struct CliOption {
 }
 
 /// All commands.
-pub(crate) static COMMANDS: &[&Subcommand] =
-    &[&SERVE, &MOUNT, &STORAGE_DAEMON, &UPGRADE, &CTL, &TOP, &IMG, &CHECK, &JOURNALS, &PROBE];
+pub(crate) static COMMANDS: &[&Subcommand] = &[
+    &SERVE,
+    &MOUNT,
+    &ATTACH,
+    &DETACH,
+    &STORAGE_DAEMON,
+    &UPGRADE,
+    &CTL,
+    &TOP,
+    &IMG,
+    &CHECK,
+    &JOURNALS,
+    &PROBE,
+];
 
 static SERVE: Subcommand = Subcommand {
     name: "serve",
@@ -163,6 +180,42 @@ static MOUNT: Subcommand = Subcommand {
         ("ringmill mount disk.qcow2 disk.raw --read-only", "the same, to look at"),
     ],
     read: |_, parser| mount(parser),
+};
+
+static ATTACH: Subcommand = Subcommand {
+    name: "attach",
+    usage: "<image> [options]",
+    help: "make one disk image a block device of this host",
+    about: "Makes a disk image, a file, a block device or a URL, the block device /dev/ublkb<n>, whatever the image's \
+            format, and prints the device. The command returns once the device and its partitions can be used, and the \
+            image is served in the background until 'ringmill detach'. If that process is killed, the device waits: the \
+            same command again goes on with it, and no request is lost. Needs root, and Linux 6.5 or later with the module \
+            ublk_drv.",
+    options: || erased(attach::ATTACH),
+    letters: &[('f', "foreground")],
+    commands: &[],
+    examples: &[
+        ("ringmill attach disk.qcow2", "prints the device, such as /dev/ublkb0"),
+        ("ringmill attach disk.qcow2 --read-only", "a device to look at"),
+        ("ringmill attach disk.qcow2 --snapshot", "a device to try things on"),
+    ],
+    read: |_, parser| attach(parser),
+};
+
+static DETACH: Subcommand = Subcommand {
+    name: "detach",
+    usage: "<device>|<image> [options]",
+    help: "remove a block device that attach has made",
+    about: "Removes a block device of 'ringmill attach', named by the device or its image. The command returns once \
+            everything is written, and the image is closed. A device in use is refused, and goes on.",
+    options: || erased(attach::DETACH),
+    letters: &[],
+    commands: &[],
+    examples: &[
+        ("ringmill detach /dev/ublkb0", "by the device"),
+        ("ringmill detach disk.qcow2 --lazy", "by the image, once its file systems are unmounted"),
+    ],
+    read: |_, parser| detach(parser),
 };
 
 pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
@@ -538,11 +591,24 @@ fn mount(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
     command(&MOUNT, serve::MOUNT, parser, serve::start_mount, served)
 }
 
+fn attach(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    command(&ATTACH, attach::ATTACH, parser, attach::start, served)
+}
+
 fn served(options: ServeOptions) -> Result<Command, OptionError> {
     if options.trace.help {
         return Ok(Command::Print(help::trace()));
     }
-    serve::finish(options).map(Command::Serve)
+    let options = serve::finish(options)?;
+    Ok(match options.attach {
+        Some(_) => Command::Attach(options),
+        None => Command::Serve(options),
+    })
+}
+
+fn detach(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    let finish = |options| attach::finish_detach(options).map(Command::Detach);
+    command(&DETACH, attach::DETACH, parser, attach::start_detach, finish)
 }
 
 fn ctl(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {

@@ -21,6 +21,7 @@
 
 mod advice;
 mod amend;
+mod attach;
 mod chardev;
 mod check;
 mod cli;
@@ -61,6 +62,7 @@ pub const QSD_RELEASE: [u8; 3] = [11, 1, 3];
 
 pub use advice::advice_for_serve;
 pub use amend::{amend, put_member};
+pub use attach::{AttachOptions, Attachment, DetachOptions};
 pub use block::options::blockdev_option;
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr, chardev_types};
 pub use check::CheckOptions;

@@ -1,6 +1,6 @@
 //! `serve`: one image, the short way. Comes down to the same steps as a QSD command line.
 
-mod web;
+pub(crate) mod web;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,6 +11,7 @@ use block::options::{
 };
 
 use crate::address::check_socket_path;
+use crate::attach::{self, AttachOptions};
 use crate::error::OptionError;
 use crate::export::{
     Addr, AhciOptions, AllowOther, Doorbells, ExportKind, ExportOptions, FuseOptions,
@@ -52,6 +53,8 @@ pub struct ServeOptions {
     pub size: Option<u64>,
     /// Of `mount`: the file. `None`: of `serve`.
     pub mount: Option<FuseOptions>,
+    /// Of `attach`: its own options. `None`: of `serve` or `mount`.
+    pub attach: Option<AttachOptions>,
     /// `--as`: the device that the guest sees.
     pub device: ServeDevice,
     /// `--socket`: where the front end connects, at most 107 bytes.
@@ -158,7 +161,7 @@ pub enum ImageKind {
 }
 
 impl ServeOptions {
-    fn new(image: PathBuf) -> Self {
+    pub(crate) fn new(image: PathBuf) -> Self {
         Self {
             image,
             web: None,
@@ -167,6 +170,7 @@ impl ServeOptions {
             format: None,
             size: None,
             mount: None,
+            attach: None,
             device: ServeDevice::default(),
             socket: PathBuf::new(),
             queues: 8,
@@ -193,9 +197,8 @@ impl ServeOptions {
         self.web.as_ref().map_or_else(|| self.image.display().to_string(), |web| web.shown())
     }
 
-    /// Returns what to create, as the steps of a QSD command line.
-    pub fn steps(&self, kind: ImageKind, format: ServeFormat) -> Vec<Step> {
-        let iothreads: Vec<String> = (0..self.iothreads).map(|n| format!("io{n}")).collect();
+    /// Returns the node of the image.
+    pub(crate) fn node(&self, kind: ImageKind, format: ServeFormat) -> BlockdevOptions {
         let file =
             FileOptions { filename: self.image.clone(), aio: self.aio, locking: self.locking };
         let driver = match (&self.web, kind) {
@@ -237,10 +240,19 @@ impl ServeOptions {
                 // The options choose the server: what the overlay's header says does not count.
                 let backing = Backing::Node(below(driver));
                 let overlay = qcow2(inline(common(None, file)), backing);
-                Driver::copy_on_read(inline(common(None, overlay)))
+                match self.web {
+                    Some(_) => Driver::copy_on_read(inline(common(None, overlay))),
+                    None => overlay,
+                }
             }
         };
-        let node = common(Some(SERVED_NODE), driver);
+        common(Some(SERVED_NODE), driver)
+    }
+
+    /// Returns what to create, as the steps of a QSD command line.
+    pub fn steps(&self, kind: ImageKind, format: ServeFormat) -> Vec<Step> {
+        let iothreads: Vec<String> = (0..self.iothreads).map(|n| format!("io{n}")).collect();
+        let node = self.node(kind, format);
         let addr = Addr::Unix { path: self.socket.clone() };
         let kind = match (&self.mount, self.device) {
             (Some(mount), _) => ExportKind::Fuse(mount.clone()),
@@ -446,7 +458,7 @@ fn of_mount(serve: &mut ServeOptions) -> &mut FuseOptions {
     serve.mount.get_or_insert_default()
 }
 
-const FORMAT: Field<ServeOptions> = Row::optional(
+pub(crate) const FORMAT: Field<ServeOptions> = Row::optional(
     "format",
     "by the image's header; of an image that is made, by its name",
     "format of the image; one in another format than these is refused",
@@ -465,7 +477,7 @@ const FORMAT: Field<ServeOptions> = Row::optional(
     ],
 });
 
-const SIZE: Field<ServeOptions> = Row::optional(
+pub(crate) const SIZE: Field<ServeOptions> = Row::optional(
     "size",
     "the image must exist",
     "make the image, with this size, when it is missing; an image that exists is never \
@@ -478,7 +490,7 @@ const SIZE: Field<ServeOptions> = Row::optional(
     put(&mut serve.size, Some(bytes))
 });
 
-const IOTHREADS: Field<ServeOptions> = Row::default(
+pub(crate) const IOTHREADS: Field<ServeOptions> = Row::default(
     "iothreads",
     "1",
     "threads that serve the queues, dealt out in turn; at most one per queue",
@@ -488,11 +500,11 @@ const IOTHREADS: Field<ServeOptions> = Row::default(
     Err(_) => Err(OptionError::new("number out of range")),
 });
 
-const READ_ONLY: Field<ServeOptions> =
+pub(crate) const READ_ONLY: Field<ServeOptions> =
     Row::optional("read-only", "the guest may write", "open the image read-only, and offer it so")
         .flag(|serve| serve.read_only = true);
 
-const CACHE: Field<ServeOptions> =
+pub(crate) const CACHE: Field<ServeOptions> =
     Row::default("cache", "none", "cache mode, by QEMU's names").at(&OneOf {
         at: |serve: &mut ServeOptions| &mut serve.cache,
         words: &[
@@ -507,7 +519,7 @@ const CACHE: Field<ServeOptions> =
 const PIDFILE: Field<ServeOptions> = Row::optional("pidfile", "", PIDFILE_HELP)
     .path(|serve, path| put(&mut serve.pidfile, Some(path)));
 
-const TRACE: Field<ServeOptions> = Row::optional("trace", "none", trace::HELP)
+pub(crate) const TRACE: Field<ServeOptions> = Row::optional("trace", "none", trace::HELP)
     .text(trace::META, |serve, text| trace::read(&text, &mut serve.trace));
 
 /// What takes no options to decide: the image from the positional arguments.
@@ -573,21 +585,29 @@ fn check_device(serve: &ServeOptions) -> Result<(), OptionError> {
 /// What takes all options to decide.
 pub(crate) fn finish(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
     web::check(&serve)?;
+    if let Some(attach) = &serve.attach {
+        attach::check(&serve, attach)?;
+        // Its monitor is for the image alone.
+        serve.sandbox.paths.get_or_insert_default();
+    }
     // Without an overlay, nothing can be written.
-    serve.read_only |= serve.web.is_some() && serve.overlay.is_none();
+    let has_overlay =
+        serve.overlay.is_some() || serve.attach.as_ref().is_some_and(|attach| attach.snapshot);
+    serve.read_only |= serve.web.is_some() && !has_overlay;
     if serve.aio == Some(Aio::Native) && !serve.cache.is_direct() {
         return Err(OptionError::new("--aio native: requires a cache mode without the page cache")
             .hint("Add --cache none, which is the default, or --cache directsync."));
     }
     check_device(&serve)?;
-    if serve.iothreads > serve.queues && serve.mount.is_none() {
+    let has_socket = serve.mount.is_none() && serve.attach.is_none();
+    if serve.iothreads > serve.queues && has_socket {
         return Err(OptionError::new(format!(
             "--iothreads {}: more threads than queues ({})",
             serve.iothreads, serve.queues
         ))
         .hint("A queue is served by one thread. Raise --queues."));
     }
-    if serve.socket.as_os_str().is_empty() && serve.mount.is_none() {
+    if serve.socket.as_os_str().is_empty() && has_socket {
         let name = match (&serve.overlay, &serve.web) {
             (Some(overlay), _) => overlay.file_name().map(ToOwned::to_owned),
             (None, Some(web)) => web.file_name().map(OsString::from),

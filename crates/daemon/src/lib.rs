@@ -78,6 +78,7 @@ use nix::sys::signal::SigSet;
 use sandbox::{InForce, Sandbox};
 use serde_json::json;
 
+pub use ::exports::ublk;
 pub use calendar::utc;
 use chardev::Chardev;
 pub use commands::register as register_commands;

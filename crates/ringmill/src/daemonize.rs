@@ -21,11 +21,19 @@ use nix::unistd::{self, Pid};
 /// has no effect.
 const PARENT: &str = "RINGMILL_DAEMONIZE_PARENT";
 
+/// The last byte that the background process sends to its parent.
+const READY: u8 = 0;
+
 /// Which of the two processes this is.
 #[derive(Debug)]
 pub(crate) enum Role {
-    /// The process that was called. It has to exit with this code.
-    Parent(u8),
+    /// The process that was called.
+    Parent {
+        /// The code to exit with.
+        code: u8,
+        /// What the background process has printed until it was ready.
+        said: String,
+    },
     /// The background process. After the set-up, it calls [`detach`](Daemon::detach) and [`ready`](Detached::ready).
     Child(Daemon),
 }
@@ -75,12 +83,20 @@ pub(crate) fn split() -> io::Result<Role> {
         .spawn()?;
     // `Command` was a temporary: the pipe's end in this process is closed, so the child's death
     // ends the pipe too.
-    let mut word = [0];
-    if ready.read(&mut word)? == 1 {
-        return Ok(Role::Parent(0));
-    }
-    let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
-    Ok(Role::Parent(code.filter(|code| *code != 0).unwrap_or(1)))
+    let (mut said, mut part) = (Vec::new(), [0; 512]);
+    let code = loop {
+        match ready.read(&mut part)? {
+            0 => {
+                let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
+                break code.filter(|code| *code != 0).unwrap_or(1);
+            }
+            len => said.extend_from_slice(&part[..len]),
+        }
+        if said.pop_if(|last| *last == READY).is_some() {
+            break 0;
+        }
+    };
+    Ok(Role::Parent { code, said: String::from_utf8_lossy(&said).into_owned() })
 }
 
 impl Daemon {
@@ -120,7 +136,7 @@ impl Detached {
     /// Standard output or error cannot be replaced.
     pub(crate) fn ready(self) -> io::Result<()> {
         // Fails if the parent was killed meanwhile. That does not concern the daemon.
-        let _ = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
+        let _ = io::stdout().write_all(&[READY]).and_then(|()| io::stdout().flush());
         unistd::dup2_stdout(&self.null)?;
         unistd::dup2_stderr(&self.null)?;
         Ok(())

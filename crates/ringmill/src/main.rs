@@ -2,9 +2,12 @@
 
 #![deny(unsafe_code)]
 
+mod attach;
+mod attachments;
 mod check;
 mod ctl;
 mod daemonize;
+mod detach;
 mod dry_run;
 mod img;
 mod journals;
@@ -14,6 +17,7 @@ mod storage_daemon;
 mod take_over;
 mod top;
 mod trace;
+mod udev;
 mod upgrade;
 
 use std::env;
@@ -51,12 +55,13 @@ fn main() -> ExitCode {
 /// be noise between its results.
 fn log_options(command: &Command) -> Option<LogOptions> {
     match command {
-        Command::Serve(options) => Some(options.log),
+        Command::Serve(options) | Command::Attach(options) => Some(options.log),
         Command::StorageDaemon(options) => Some(options.log),
         Command::TakeOver => Some(take_over::log_options()),
         Command::Check(_) => Some(LogOptions::default()),
         Command::Img(command) => img::log_options(command),
         Command::Ctl(_)
+        | Command::Detach(_)
         | Command::Top(_)
         | Command::Journals(_)
         | Command::Probe(_)
@@ -77,6 +82,10 @@ fn run(command: Command) -> Result<ExitCode, DaemonError> {
         Command::Serve(options) => serve::run(&options)
             .map(|()| ExitCode::SUCCESS)
             .map_err(DaemonError::with_options_of_serve),
+        Command::Attach(options) => {
+            attach::run(&options).map_err(DaemonError::with_options_of_serve)
+        }
+        Command::Detach(options) => detach::run(&options),
         Command::StorageDaemon(options) => storage_daemon::run(options),
         Command::TakeOver => take_over::run(),
         Command::Upgrade(options) => upgrade::run(&options).map(|text| print(&text)),

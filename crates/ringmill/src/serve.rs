@@ -93,16 +93,16 @@ fn with_format(words: &[String], options: &ServeOptions, format: ServeFormat) ->
 }
 
 /// The result of looking at the image.
-struct Found {
-    kind: ImageKind,
-    format: ServeFormat,
+pub(crate) struct Found {
+    pub(crate) kind: ImageKind,
+    pub(crate) format: ServeFormat,
     /// The image was made, and is removed if serving does not begin.
-    made: Option<PathBuf>,
+    pub(crate) made: Option<PathBuf>,
 }
 
 /// Returns the kind and format of the image. A missing image is created with the given size. An existing image is
 /// never resized.
-fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError> {
+pub(crate) fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError> {
     let image = &options.image;
     if let Some(web) = &options.web {
         return on_web(options, web);
@@ -301,7 +301,7 @@ fn make(image: &Path, size: u64, format: ServeFormat) -> Result<(), DaemonError>
 }
 
 /// Returns which image is served, and what has become of `--size`.
-fn describe_image(
+pub(crate) fn describe_image(
     options: &ServeOptions,
     geometry: &Geometry,
     format: ServeFormat,

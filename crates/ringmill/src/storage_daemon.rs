@@ -28,7 +28,7 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
     let (mut child, mut parent) = (None, None);
     if options.daemonize {
         match daemonize::split() {
-            Ok(Role::Parent(code)) => return Ok(ExitCode::from(code)),
+            Ok(Role::Parent { code, .. }) => return Ok(ExitCode::from(code)),
             Ok(Role::Child(daemon)) => {
                 parent = Some(daemon.parent());
                 child = Some(daemon);

@@ -82,7 +82,7 @@ fn first() -> Result<Command, UsageError> {
 pub(crate) fn log_options() -> LogOptions {
     match first() {
         Ok(Command::StorageDaemon(options)) => options.log,
-        Ok(Command::Serve(options)) => options.log,
+        Ok(Command::Serve(options) | Command::Attach(options)) => options.log,
         // Later steps refuse such a command line, once this process can report to the other one.
         Ok(_) | Err(_) => LogOptions::default(),
     }
@@ -92,7 +92,7 @@ pub(crate) fn log_options() -> LogOptions {
 fn stop_timeout() -> StopTimeout {
     match first() {
         Ok(Command::StorageDaemon(options)) => options.stop_timeout,
-        Ok(Command::Serve(options)) => options.stop_timeout,
+        Ok(Command::Serve(options) | Command::Attach(options)) => options.stop_timeout,
         // As above.
         Ok(_) | Err(_) => StopTimeout::default(),
     }
@@ -101,7 +101,7 @@ fn stop_timeout() -> StopTimeout {
 fn sandbox_options() -> Result<SandboxOptions, DaemonError> {
     match first().map_err(DaemonError::new)? {
         Command::StorageDaemon(options) => Ok(options.sandbox),
-        Command::Serve(options) => Ok(options.sandbox),
+        Command::Serve(options) | Command::Attach(options) => Ok(options.sandbox),
         _ => Err(DaemonError::new("the command line is that of no daemon")),
     }
 }
@@ -117,6 +117,10 @@ fn named() -> (spawner::Named, bool) {
         Ok(Command::Serve(options)) => {
             named.mountpoints.extend(options.mount.into_iter().map(|mount| mount.mountpoint));
             (named, false)
+        }
+        Ok(Command::Attach(_)) => {
+            named.devices.push(None);
+            (named, true)
         }
         // As above.
         Ok(_) | Err(_) => (named, false),

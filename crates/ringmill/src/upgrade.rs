@@ -30,9 +30,7 @@ pub(crate) fn run(options: &UpgradeOptions) -> Result<String, DaemonError> {
     match &options.daemon {
         UpgradeDaemon::Pid(pid) => by_signal(*pid, None),
         UpgradeDaemon::At(CtlSocket::Unix(path)) if !is_socket(path) => {
-            let pid = pid_in(path)?;
-            check_is_locked(path, pid)?;
-            by_signal(pid, Some(path))
+            by_signal(running_daemon(path)?, Some(path))
         }
         UpgradeDaemon::At(socket) => by_monitor(socket),
     }
@@ -40,6 +38,13 @@ pub(crate) fn run(options: &UpgradeOptions) -> Result<String, DaemonError> {
 
 fn is_socket(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket())
+}
+
+/// Returns the process of the running daemon that has locked this pid file.
+pub(crate) fn running_daemon(pidfile: &Path) -> Result<i32, DaemonError> {
+    let pid = pid_in(pidfile)?;
+    check_is_locked(pidfile, pid)?;
+    Ok(pid)
 }
 
 fn pid_in(pidfile: &Path) -> Result<i32, DaemonError> {

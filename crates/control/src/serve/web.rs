@@ -8,7 +8,7 @@ use crate::object::{self, ObjectOptions};
 use crate::shape::Shape;
 use crate::table::{Field, Kind, Row, Syntax, put};
 
-pub(super) const OVERLAY: Field<ServeOptions> = Row::optional(
+pub(crate) const OVERLAY: Field<ServeOptions> = Row::optional(
     "overlay",
     "the image is read-only, if it is on a web server",
     "qcow2 image that gets writes, and what is read, of an image on a web server; made when it is missing",
@@ -60,7 +60,7 @@ pub(super) const OBJECT: Field<ServeOptions> =
     );
 
 /// Takes an image's name for a URL, if it is one.
-pub(super) fn start(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
+pub(crate) fn start(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
     if let Some(url) = serve.image.to_str().filter(|image| is_url(image)) {
         serve.web = Some(Box::new(HttpOptions::of_url(url)?));
     }

@@ -2,8 +2,9 @@
 
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use event_loop::{DeviceCommand, command_and_wait};
 
@@ -44,4 +45,16 @@ pub(super) fn control(
     // SAFETY: the address is that of `memory`, of `len` bytes, which is borrowed for the call. The driver accesses no
     // more.
     unsafe { command_and_wait(file, command.code(), bytes) }
+}
+
+mod ioctl {
+    // BLKRRPART, linux/fs.h.
+    nix::ioctl_none!(read_partitions, 0x12, 95);
+}
+
+/// Has the kernel read the partition table of a disk. Afterwards the partitions are block devices.
+pub(super) fn read_partitions(disk: &File) -> io::Result<()> {
+    // SAFETY: the call has no argument.
+    unsafe { ioctl::read_partitions(disk.as_raw_fd()) }?;
+    Ok(())
 }

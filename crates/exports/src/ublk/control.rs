@@ -6,12 +6,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
+use std::process::{Command as Program, Stdio};
 
 use event_loop::EventLoop;
 use nix::errno::Errno;
 
 use super::commands;
-use super::wire::Command;
+use super::wire::{Command, Info};
 
 /// The file of the commands.
 pub const CONTROL: &str = "/dev/ublk-control";
@@ -24,6 +25,7 @@ pub struct Order {
     /// The device's number.
     pub id: u32,
     /// The command's number, such as a size. [`Command::Start`] and [`Command::EndRecovery`] get that of the process.
+    /// A start is over once the partitions are block devices, too.
     pub data: u64,
     /// The command's structure; the driver's answer is of the same length.
     pub memory: Vec<u8>,
@@ -104,7 +106,46 @@ pub fn carry_out(order: Order) -> Outcome {
     let file = file.map_err(|error| Failed::Open(errno_of(&error)))?;
     let done = commands::control(file.as_fd(), command, id, data, &mut memory);
     done.map_err(|error| Failed::of(&error))?;
+    if command == Command::Start {
+        // A disk serves without its partitions, too, and their table may be damaged.
+        let _ = find_partitions(&format!("/dev/ublkb{id}"));
+    }
     Ok(memory)
+}
+
+/// Makes the partitions of a disk block devices.
+fn find_partitions(disk: &str) -> io::Result<()> {
+    match commands::read_partitions(&File::open(disk)?) {
+        // The kernel does not look at disks that threads without CAP_SYS_ADMIN serve, as in the sandbox.
+        Err(error) if errno_of(&error) == Errno::EINVAL => {
+            let mut partx = Program::new("partx");
+            partx.args(["--add", "--", disk]).stdin(Stdio::null());
+            partx.stdout(Stdio::null()).stderr(Stdio::null()).status().map(drop)
+        }
+        read => read,
+    }
+}
+
+/// Returns what the driver knows of each device of this host.
+///
+/// # Errors
+///
+/// Those of opening [`CONTROL`], and of the commands. A device that goes in the meantime is left out.
+pub fn devices() -> Result<Vec<Info>, Failed> {
+    let mut found = Vec::new();
+    let names = std::fs::read_dir("/dev").map_err(|error| Failed::of(&error))?;
+    for name in names.flatten().map(|entry| entry.file_name()) {
+        let number = name.to_str().and_then(|name| name.strip_prefix("ublkc"));
+        let Some(id) = number.and_then(|id| id.parse().ok()) else { continue };
+        let order = Order { command: Command::GetInfo, id, data: 0, memory: vec![0; Info::SIZE] };
+        match carry_out(order) {
+            Ok(memory) => found.extend(Info::decode(&memory)),
+            Err(Failed::Command(Errno::ENODEV)) => {}
+            Err(failed) => return Err(failed),
+        }
+    }
+    found.sort_by_key(|info| info.id);
+    Ok(found)
 }
 
 /// Opens the file of a device in this process.

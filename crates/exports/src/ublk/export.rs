@@ -666,7 +666,7 @@ impl Shared {
 
     async fn make(&self) -> Result<(), UblkError> {
         let UblkConfig { id, queues, depth, recovery, .. } = &self.config;
-        let optional = features::UPDATE_SIZE | features::QUIESCE;
+        let optional = features::UPDATE_SIZE | features::QUIESCE | features::NO_PARTITION_SCAN;
         let recovered = features::USER_RECOVERY | features::RECOVERY_REISSUE;
         let mut flags = features::IOCTL_ENCODE | optional & self.flags.get();
         if *recovery {

@@ -34,6 +34,8 @@ pub mod features {
     pub const QUIESCE: u64 = 1 << 12;
     /// The device can be stopped on condition that it is not open (Linux 7.0).
     pub const SAFE_STOP: u64 = 1 << 17;
+    /// The kernel leaves the search for partitions to BLKRRPART, whoever serves the device (Linux 7.0).
+    pub const NO_PARTITION_SCAN: u64 = 1 << 18;
 }
 
 /// A command to `/dev/ublk-control`.

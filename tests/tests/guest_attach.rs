@@ -1,0 +1,186 @@
+//! `ringmill attach` and `detach`: the daemon runs in the guest.
+
+use crate::guest_ublk::run;
+
+/// What jobs have in common.
+const COMMON: &str = r#"
+mkdir -p /run /var/tmp
+records=/run/ringmill-attach
+
+# nothing_left: no device, no daemon's file, and no temporary file.
+nothing_left() {
+    [ ! -e /dev/ublkb0 ] && [ ! -e /dev/ublkc0 ] && [ "$(ls $records)" = lock ] && [ -z "$(ls /var/tmp)" ]
+}
+
+# table FILE: writes a table with a partition of 65536 sectors.
+table() {
+    printf '\000\000\000\000\203\000\000\000\000\010\000\000\000\000\001\000' |
+        dd of=$1 bs=1 seek=446 conv=notrunc 2>/dev/null
+    printf '\125\252' | dd of=$1 bs=1 seek=510 conv=notrunc 2>/dev/null
+}
+"#;
+
+#[test]
+fn an_image_is_attached_mounted_and_detached() {
+    let job = r#"
+cp /empty.qcow2 /tmp/disk.qcow2
+[ "$(ringmill attach /tmp/disk.qcow2)" = /dev/ublkb0 ]
+/bin/mke2fs -q -F -t ext4 /dev/ublkb0
+mount -t ext4 /dev/ublkb0 /mnt
+cp /bin/busybox /mnt/
+
+# Once for writing, whatever the name; nothing is left of the attempt.
+refused '/tmp/disk.qcow2 is attached already: /dev/ublkb0, by process' ringmill attach /tmp/disk.qcow2
+ln /tmp/disk.qcow2 /tmp/link.qcow2
+refused 'lock' ringmill attach /tmp/link.qcow2
+refused 'lock' ringmill attach /tmp/link.qcow2 --snapshot
+[ ! -e /dev/ublkc1 ] && [ -z "$(ls /var/tmp)" ]
+
+# In use.
+refused '/dev/ublkb0 is mounted on /mnt' ringmill detach /dev/ublkb0
+refused '/dev/ublkb0 is mounted on /mnt' ringmill detach /tmp/disk.qcow2
+cmp /bin/busybox /mnt/busybox
+ringmill upgrade $records/*.qmp >/dev/null
+umount /mnt
+exec 9</dev/ublkb0
+refused '/dev/ublkb0 is open' ringmill detach /dev/ublkb0
+exec 9<&-
+cd /tmp
+ringmill detach disk.qcow2
+nothing_left
+ringmill check /tmp/disk.qcow2 >/dev/null
+refused 'not attached' ringmill detach /dev/ublkb0
+
+# Read-only, with what was written.
+mount -t ext4 -o ro,noload $(ringmill attach disk.qcow2 --read-only) /mnt
+[ "$(cat /sys/block/ublkb0/ro)" = 1 ]
+cmp /bin/busybox /mnt/busybox
+refused 'not permitted' dd if=/dev/zero of=/dev/ublkb0 bs=4k count=1
+umount /mnt
+ringmill detach disk.qcow2
+
+# Snapshots: several, of which none is seen in the image.
+before=$(md5sum <disk.qcow2)
+[ "$(ringmill attach disk.qcow2 --snapshot)" = /dev/ublkb0 ]
+[ "$(ringmill attach disk.qcow2 --snapshot)" = /dev/ublkb1 ]
+refused 'lock' ringmill attach disk.qcow2
+dd if=/dev/zero of=/dev/ublkb0 bs=1M count=8 conv=fsync 2>/dev/null
+cmp -n 8388608 /dev/zero /dev/ublkb0
+mount -t ext4 /dev/ublkb1 /mnt
+cmp /bin/busybox /mnt/busybox
+umount /mnt
+refused 'Name the device: /dev/ublkb0, /dev/ublkb1' ringmill detach disk.qcow2
+ringmill detach /dev/ublkb0
+ringmill detach /dev/ublkb1
+nothing_left
+[ "$(md5sum <disk.qcow2)" = "$before" ]
+
+# Partitions are there at once.
+truncate -s 64M raw
+table raw
+[ "$(ringmill attach raw --iothreads 2)" = /dev/ublkb0 ]
+[ -b /dev/ublkb0p1 ]
+[ "$(cat /sys/block/ublkb0/ublkb0p1/size)" = 65536 ]
+/bin/mke2fs -q -F -t ext4 /dev/ublkb0p1
+mount -t ext4 /dev/ublkb0p1 /mnt
+refused '/dev/ublkb0 is mounted on /mnt' ringmill detach raw
+
+# As soon as it is unmounted.
+ringmill detach raw --lazy >out
+grep -qx '/dev/ublkb0 is mounted on /mnt, and is detached when it is not in use' out
+cp /bin/busybox /mnt/
+umount /mnt
+until_true nothing_left
+mount -t ext4 -o ro,noload $(ringmill attach raw --read-only)p1 /mnt
+cmp /bin/busybox /mnt/busybox
+umount /mnt
+ringmill detach raw
+
+# In the foreground, an image that is made.
+ringmill attach -f new.qcow2 --size 8M >out 2>err &
+daemon=$!
+until_true grep -qx /dev/ublkb0 out
+[ "$(cat /sys/block/ublkb0/size)" = 16384 ]
+kill $daemon
+wait $daemon
+nothing_left
+
+# udev has the last word: the command waits for it.
+mkdir -p /run/udev/data
+: >/run/udev/control
+ringmill attach raw >out &
+waiting=$!
+until_true test -b /dev/ublkb0p1
+until_true test -e $records/attach-raw-*.pid
+[ ! -s out ]
+: >/run/udev/data/b$(cat /sys/block/ublkb0/dev)
+[ ! -s out ]
+: >/run/udev/data/b$(cat /sys/block/ublkb0/ublkb0p1/dev)
+wait $waiting
+[ "$(cat out)" = /dev/ublkb0 ]
+ringmill detach raw
+rm -r /run/udev
+
+# Without an image, without the privilege, without the module.
+refused 'no such image' ringmill attach missing
+refused 'ublk devices need root' /usr/bin/setpriv --reuid=65534 --clear-groups ringmill attach raw
+rmmod ublk_drv
+refused 'modprobe ublk_drv' ringmill attach raw
+nothing_left
+echo all is well
+"#;
+    run(&[COMMON, job].concat());
+}
+
+/// A daemon is killed. The same command goes on with the device, whose users have only waited.
+#[test]
+fn a_killed_attachment_is_continued() {
+    let job = r#"
+cp /empty.qcow2 /tmp/disk.qcow2
+cd /tmp
+device=$(ringmill attach disk.qcow2)
+/bin/mke2fs -q -F -t ext4 $device
+mount -t ext4 $device /mnt
+for round in 1 2 3; do
+    cp /bin/busybox /mnt/$round
+    sync
+    kill -9 $(cat $records/*.pid)
+    dd if=/bin/busybox of=/mnt/waits$round bs=64k conv=fsync 2>/dev/null &
+    waits=$!
+    refused 'waits: its daemon was killed' ringmill detach $device
+    refused 'ringmill attach disk.qcow2' ringmill detach $device --lazy
+    [ "$(ringmill attach disk.qcow2)" = $device ]
+    wait $waits
+    cmp /bin/busybox /mnt/$round
+    cmp /bin/busybox /mnt/waits$round
+done
+umount /mnt
+ringmill detach $device
+nothing_left
+ringmill check disk.qcow2 >/dev/null
+
+# Thrown away.
+ringmill attach disk.qcow2 >/dev/null
+kill -9 $(cat $records/*.pid)
+ringmill detach disk.qcow2 --force
+until_true nothing_left
+
+# What was flushed is there.
+mount -t ext4 $(ringmill attach disk.qcow2) /mnt
+cmp /bin/busybox /mnt/waits3
+exec 9</mnt/waits3
+ringmill detach disk.qcow2 --force
+exec 9<&-
+umount /mnt
+until_true nothing_left
+
+# A snapshot goes with its daemon.
+ringmill attach disk.qcow2 --snapshot >/dev/null
+kill -9 $(cat $records/*.pid)
+until_true test ! -e /dev/ublkb0
+refused 'not attached any more' ringmill detach /dev/ublkb0
+nothing_left
+echo all is well
+"#;
+    run(&[COMMON, job].concat());
+}
