@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes the guest in which the daemon itself runs, for what needs kernel modules of the host: Debian sid's cloud kernel,
-# which has ublk, with an initramfs. scripts/setup-tests.sh calls it, and has made the other guests before.
+# which has ublk and VDUSE, with an initramfs. scripts/setup-tests.sh calls it, and has made the other guests before.
 # Nothing is installed: packages are downloaded by apt with a list of its own, and unpacked under target/guest/host.
 set -eu
 
@@ -47,7 +47,7 @@ depmod -b "$work/kernel/usr" "$release" 2>/dev/null
 # The programs of the other guests, and those of a host. Modules are unpacked: busybox does not know xz.
 (cd "$work/root" && cpio -idm --quiet) <"$guest/initramfs"
 rm "$work"/root/lib/modules/*
-for module in qemu_fw_cfg loop ublk_drv; do
+for module in qemu_fw_cfg loop ublk_drv virtio_blk vduse virtio_vdpa vhost_vdpa; do
     modprobe -d "$work/kernel/usr" -S "$release" --show-depends "$module" >>"$work/modules"
 done
 n=10

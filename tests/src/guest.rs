@@ -226,7 +226,7 @@ impl Guest {
         self
     }
 
-    /// Runs Debian sid's kernel, which has ublk, with fio and these files: for a daemon in the guest.
+    /// Runs Debian sid's kernel, which has ublk and VDUSE, with fio and these files: for a daemon in the guest.
     pub fn of_host(mut self, files: Initramfs) -> Self {
         self.kernel = "host/vmlinuz";
         self.initramfs = "host/initramfs";

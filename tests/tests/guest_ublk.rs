@@ -17,7 +17,7 @@ pub(crate) fn run(job: &str) {
     create.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg("64M");
     assert!(create.status().expect("qemu-img runs").success());
     files.file("/empty.qcow2", &std::fs::read(image).expect("an image"));
-    let job = [include_str!("../guest/ublk.sh"), job].concat();
+    let job = [include_str!("../guest/host.sh"), "disk=ublkb0\n", job].concat();
     let lines = Guest::new().of_host(files).run(&job);
     assert_eq!(lines.last().map(String::as_str), Some("all is well"), "{lines:?}");
 }

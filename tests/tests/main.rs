@@ -54,6 +54,7 @@ mod guest_sysfs;
 mod guest_systemd;
 mod guest_ublk;
 mod guest_unbind;
+mod guest_vduse;
 mod guest_write_cache;
 mod guide;
 mod handover;

@@ -72,7 +72,7 @@ pub use error::{OptionError, UsageError};
 pub use export::{
     Addr, Address, AhciOptions, AllowOther, BitmapRef, Doorbells, ExportKind, ExportNeeds,
     ExportOptions, ExportType, FuseOptions, MAX_QUEUES, MoreNodes, NbdOptions, NvmeOptions,
-    ScsiOptions, SizeUse, UblkOptions, VhostUserOptions,
+    ScsiOptions, SizeUse, UblkOptions, VduseOptions, VhostUserOptions,
 };
 pub use export::{options as export_union, read as read_export};
 pub use img::{

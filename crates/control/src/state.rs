@@ -317,7 +317,8 @@ pub fn relative_path(action: &Action) -> Option<&Path> {
     match action {
         Action::Blockdev(node) => relative_path_of_node(node),
         Action::Export(export) => {
-            let ExportNeeds { socket, mountpoint, pins_memory: _, ublk: _ } = export.kind.needs();
+            let ExportNeeds { socket, mountpoint, pins_memory: _, ublk: _, vduse: _ } =
+                export.kind.needs();
             socket.or(mountpoint)
         }
         Action::NbdServer(server) => match &server.addr {

@@ -175,6 +175,7 @@ fn minimal(option: &str, variant: &str) -> String {
         ("--object", _) => "id=o",
         ("--export", "nbd") => "id=e,node-name=other",
         ("--export", "ublk") => "id=e,node-name=other",
+        ("--export", "vduse-blk") => "id=e,node-name=other,name=d",
         ("--export", "fuse") => "id=e,node-name=other,mountpoint=m",
         _ => "id=e,node-name=other,addr.type=unix,addr.path=s",
     };

@@ -10,6 +10,8 @@ use control::{
     Action, ChardevBackend, ChardevOptions, ExportNeeds, MetricsOptions, NbdAddr, SandboxMode,
     SandboxOptions, SocketAddr, Step, UserOptions,
 };
+use exports::vduse::record_folder;
+use exports::vduse::wire::FOLDER;
 use nix::unistd::{Gid, Group, Uid, User, getgrouplist};
 use sandbox::{
     Beneath, Calls, Capabilities, Config, Identity, InForce, Mode, Purpose, Reach, Sandbox,
@@ -174,6 +176,7 @@ fn reach(
         // Nodes of driver `https` that a command adds.
         AUTHORITIES.iter().for_each(|path| add(Path::new(path), Purpose::Read));
     }
+    named.devices.iter().for_each(|folder| add(folder, Purpose::Use));
     paths.unwrap_or_default().iter().for_each(|path| add(path, Purpose::Use));
     // Commands may name hosts, too.
     if named.looks_names_up || has_monitor {
@@ -208,6 +211,7 @@ const DNS: u16 = 53;
 struct Named {
     sockets: Vec<PathBuf>,
     images: Vec<PathBuf>,
+    devices: Vec<PathBuf>,
     /// That are connected to.
     ports: Vec<u16>,
     looks_names_up: bool,
@@ -222,8 +226,13 @@ impl Named {
             Action::Blockdev(options) => self.add_node(options),
             Action::Export(export) => {
                 // The helper process mounts, and makes devices.
-                let ExportNeeds { socket, pins_memory: _, mountpoint: _, ublk: _ } =
+                let ExportNeeds { socket, pins_memory: _, mountpoint: _, ublk: _, vduse } =
                     export.kind.needs();
+                if vduse {
+                    // The kernel makes and removes the device's file.
+                    let folders = [FOLDER.into(), record_folder()];
+                    self.devices.extend(folders);
+                }
                 self.sockets.extend(socket.map(Path::to_owned));
             }
             Action::NbdServer(server) => match &server.addr {

@@ -6,6 +6,7 @@ use block::options::{BlockdevOptions, BlockdevRef};
 use control::{Action, NbdAddr, Step};
 use event_loop::{EventLoop, LoopConfig};
 use exports::ublk::UblkError;
+use exports::vduse::VduseError;
 use nix::unistd::{AccessFlags, access};
 
 use super::state::check_path;
@@ -54,9 +55,12 @@ pub fn check(
                     let needs = options.kind.needs();
                     let socket = needs.socket.map_or(Ok(()), folder_of);
                     let mountpoint = || needs.mountpoint.map_or(Ok(()), exists);
-                    socket.and_then(|()| mountpoint()).and_then(|()| match needs.ublk {
-                        Some(_) => check_ublk(),
-                        None => Ok(()),
+                    let vduse = || if needs.vduse { check_vduse() } else { Ok(()) };
+                    socket.and_then(|()| mountpoint()).and_then(|()| vduse()).and_then(|()| {
+                        match needs.ublk {
+                            Some(_) => check_ublk(),
+                            None => Ok(()),
+                        }
                     })
                 }
                 Action::NbdServer(options) => match &options.addr {
@@ -120,6 +124,15 @@ fn folder_of(socket: &Path) -> Result<(), DaemonError> {
 /// The kernel has no ublk, or this process may not use it.
 pub fn check_ublk() -> Result<(), DaemonError> {
     Ok(UblkError::check_host()?)
+}
+
+/// Whether this process can make VDUSE devices.
+///
+/// # Errors
+///
+/// The kernel has no VDUSE, or this process may not use it.
+pub fn check_vduse() -> Result<(), DaemonError> {
+    Ok(VduseError::check_host()?)
 }
 
 fn exists(mountpoint: &Path) -> Result<(), DaemonError> {

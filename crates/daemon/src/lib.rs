@@ -82,7 +82,7 @@ pub use ::exports::ublk;
 pub use calendar::utc;
 use chardev::Chardev;
 pub use commands::register as register_commands;
-pub use dry_run::{check, check_ublk};
+pub use dry_run::{check, check_ublk, check_vduse};
 pub use environment::Environment;
 pub use error::DaemonError;
 use exports::Exports;

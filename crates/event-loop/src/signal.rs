@@ -1,4 +1,4 @@
-//! Signals to eventfds that other processes share.
+//! Signals to eventfds that other processes share, or by a call.
 
 #![allow(unsafe_code)]
 
@@ -39,6 +39,8 @@ enum Way {
     LinuxAio(Box<Signals>),
     /// Neither is available: write if the counter is not full.
     Look,
+    /// The descriptor is no eventfd.
+    Call(Box<dyn Fn(&OwnedFd) + Send>),
 }
 
 impl Way {
@@ -54,6 +56,7 @@ impl std::fmt::Debug for Way {
             Way::Ring(_) => "ring",
             Way::LinuxAio(_) => "Linux AIO",
             Way::Look => "look",
+            Way::Call(_) => "call",
         })
     }
 }
@@ -72,6 +75,13 @@ impl Signal {
         Signal { fd, way }
     }
 
+    /// Returns a `Signal` that `send` sends on a descriptor, such as one of a device that has no eventfd.
+    ///
+    /// `send` must not block.
+    pub fn by_call(fd: Arc<OwnedFd>, send: impl Fn(&OwnedFd) + Send + 'static) -> Self {
+        Signal { fd, way: Way::Call(Box::new(send)) }
+    }
+
     /// Adds one to the counter, unless it is full.
     ///
     /// If it is full, the reader has an event already. Makes one system call, or two without io_uring and
@@ -86,6 +96,7 @@ impl Signal {
             Way::Ring(ring) => complete_one(&mut ring.borrow_mut()),
             Way::LinuxAio(signals) => signals.send(&self.fd),
             Way::Look => false,
+            Way::Call(send) => return send(&self.fd),
         };
         if !sent {
             signal_if_not_full(&self.fd);
@@ -158,6 +169,17 @@ mod tests {
                 assert_eq!(reader.read(), Ok(1000), "{signal:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_call_is_made_on_the_descriptor() {
+        let (reader, fd) = eventfd(EfdFlags::EFD_NONBLOCK);
+        let signal = Signal::by_call(fd, |fd| {
+            nix::unistd::write(fd, &5u64.to_ne_bytes()).unwrap();
+        });
+        signal.send();
+        signal.send();
+        assert_eq!(reader.read(), Ok(10));
     }
 
     /// A plain write would block here, as the counter is never read.

@@ -37,7 +37,7 @@ pub use dirty::{DirtyLog, LOG_PAGE, Logging};
 pub use error::{AccessError, Error};
 pub use limits::{MAX_MAPPED, MAX_REGIONS, default_max_memory};
 pub use mapping::is_elsewhere;
-pub use memory::{GuestMemory, RingArea};
+pub use memory::{GuestMemory, RingArea, Source};
 pub use read_only::ReadOnly;
 pub use region::{MappedRegion, Region};
 pub use registered::RegisteredRegion;

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -15,12 +16,22 @@ use crate::region::MappedRegion;
 pub struct GuestMemory {
     /// Sorted by guest address.
     regions: Vec<Arc<MappedRegion>>,
+    /// Finds memory that is in none of them.
+    source: Option<Arc<dyn Source>>,
+}
+
+/// Finds memory when it is first accessed, for transports that do not announce all of it.
+pub trait Source: Send + Sync + fmt::Debug {
+    /// Returns a region that contains the guest address. Called on any thread.
+    ///
+    /// `None`: no memory is there.
+    fn find(&self, addr: u64) -> Option<Arc<MappedRegion>>;
 }
 
 impl GuestMemory {
     /// Returns a set without memory.
     pub const fn new() -> Self {
-        GuestMemory { regions: Vec::new() }
+        GuestMemory { regions: Vec::new(), source: None }
     }
 
     /// Returns the set of these regions (SET_MEM_TABLE).
@@ -36,7 +47,19 @@ impl GuestMemory {
         no_overlap(&regions, "user", MappedRegion::user_addr)?;
         regions.sort_by_key(|r| r.guest_addr());
         no_overlap(&regions, "guest", MappedRegion::guest_addr)?;
-        Ok(GuestMemory { regions })
+        Ok(GuestMemory { regions, source: None })
+    }
+
+    /// Returns this set with a source of memory that is in none of its regions.
+    ///
+    /// Views ask the source, and keep what it finds. Rings and the other methods here know the regions alone.
+    pub fn with_source(self, source: Arc<dyn Source>) -> Self {
+        GuestMemory { source: Some(source), ..self }
+    }
+
+    /// Asks the source for the region that contains guest address `addr`.
+    pub(crate) fn find(&self, addr: u64) -> Option<Arc<MappedRegion>> {
+        self.source.as_ref()?.find(addr).filter(|region| region.contains(addr))
     }
 
     /// Returns this set with one region more (ADD_MEM_REG).
@@ -72,7 +95,7 @@ impl GuestMemory {
         })?;
         let mut regions = self.regions.clone();
         regions.remove(at);
-        Ok(GuestMemory { regions })
+        Ok(GuestMemory { regions, source: self.source.clone() })
     }
 
     /// Returns the regions, in the order of their guest addresses.

@@ -154,6 +154,11 @@ impl MappedRegion {
         self.user_addr
     }
 
+    /// Whether a guest address is in it.
+    pub(crate) fn contains(&self, addr: u64) -> bool {
+        addr.checked_sub(self.guest_addr).is_some_and(|offset| offset < self.size)
+    }
+
     /// Returns its offset in the file, bytes.
     pub fn mmap_offset(&self) -> u64 {
         self.mmap_offset

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -26,6 +26,8 @@ pub struct MemoryView {
     /// Registrations with the thread's loop, in the order of the regions.
     registered: Box<[Option<LoopMemory>]>,
     logging: Logging,
+    /// What the memory's [`Source`](crate::Source) has found.
+    found: RefCell<Vec<Arc<MappedRegion>>>,
     hits: [Cell<Hit>; HITS],
     /// Index of the hit to be replaced next.
     oldest: Cell<usize>,
@@ -66,7 +68,8 @@ impl MemoryView {
         let registered = registered.collect();
         let nowhere = Hit { guest_addr: 0, size: 0, host: std::ptr::null_mut(), places: None };
         let hits = std::array::from_fn(|_| Cell::new(nowhere));
-        Rc::new(MemoryView { memory, registered, logging, hits, oldest: Cell::new(0) })
+        let (found, oldest) = (RefCell::default(), Cell::new(0));
+        Rc::new(MemoryView { memory, registered, logging, found, hits, oldest })
     }
 
     /// Returns the memory.
@@ -84,10 +87,17 @@ impl MemoryView {
     ///
     /// The front end has shrunk that part's file.
     pub fn lost(&self) -> Option<String> {
-        if let Some(region) = self.memory.lost_region() {
-            return Some(format!("the memory at {:#x} was taken away", region.guest_addr()));
+        if let Some(addr) = self.lost_region() {
+            return Some(format!("the memory at {addr:#x} was taken away"));
         }
         self.logging.is_lost().then(|| "the log of a migration was taken away".into())
+    }
+
+    /// The guest address of a region whose file was shrunk.
+    fn lost_region(&self) -> Option<u64> {
+        let found = self.found.borrow();
+        let lost_later = || found.iter().map(|region| &**region).find(|region| region.is_lost());
+        self.memory.lost_region().or_else(lost_later).map(MappedRegion::guest_addr)
     }
 
     /// Marks what an operation wrote to `bufs`, if writes are logged.
@@ -158,7 +168,7 @@ impl MemoryView {
         }
         self.pieces(addr, len, |host, len, hit, offset| {
             let place = hit.places.and_then(|places| places.at(offset, len));
-            // SAFETY: `pieces` returns addresses inside a region of `self.memory`, mapped readable and writable. The
+            // SAFETY: `pieces` returns addresses inside a region of `self.memory` or `self.found`, mapped readable and writable. The
             // list's owner is `self`, which keeps the memory and its registration. No reference to guest memory exists.
             // `places` are those of the whole region, from its first byte on.
             unsafe { bufs.push_registered(host, len, place) };
@@ -366,9 +376,25 @@ impl MemoryView {
     #[cold]
     fn miss(&self, addr: u64, len: usize) -> Result<Hit, AccessError> {
         let Some((index, region)) = self.memory.indexed_region_at(addr) else {
-            return Err(AccessError { addr, len: len as u64 });
+            let region = self.find(addr).ok_or(AccessError { addr, len: len as u64 })?;
+            return Ok(self.remember(&region, None));
         };
         let registered = self.registered.get(index).and_then(Option::as_ref);
+        Ok(self.remember(region, registered))
+    }
+
+    /// The region of `addr` that the memory's source finds, or has found. The view keeps it mapped.
+    fn find(&self, addr: u64) -> Option<Arc<MappedRegion>> {
+        let known = self.found.borrow().iter().find(|region| region.contains(addr)).cloned();
+        known.or_else(|| {
+            let region = self.memory.find(addr)?;
+            self.found.borrow_mut().push(region.clone());
+            Some(region)
+        })
+    }
+
+    /// Remembers a region that the memory or the view keeps mapped.
+    fn remember(&self, region: &MappedRegion, registered: Option<&LoopMemory>) -> Hit {
         let hit = Hit {
             guest_addr: region.guest_addr(),
             size: region.size(),
@@ -378,13 +404,13 @@ impl MemoryView {
         let oldest = self.oldest.get();
         self.hits[oldest].set(hit);
         self.oldest.set((oldest + 1) % HITS);
-        Ok(hit)
+        hit
     }
 }
 
 impl MemoryOwner for MemoryView {
     fn is_lost(&self) -> bool {
-        crate::losses() != 0 && self.memory.lost_region().is_some()
+        crate::losses() != 0 && self.lost_region().is_some()
     }
 }
 

@@ -1,10 +1,12 @@
 //! A thread's view: copies and segments, checked against a plain array.
 
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use event_loop::{AlignedBuf, IoBufs};
-use guest_memory::test_util::memfd_memory;
-use guest_memory::{AccessError, MemoryView};
+use guest_memory::test_util::{memfd_memory, memfd_region};
+use guest_memory::{AccessError, GuestMemory, MappedRegion, MemoryView, Source};
 use proptest::prelude::*;
 
 const PAGE: u64 = 4096;
@@ -114,4 +116,41 @@ fn words_that_publish_are_aligned_and_in_memory() {
         assert!(view.load_acquire(addr).is_err(), "{addr:#x}");
         assert!(view.store_release(addr, 1).is_err(), "{addr:#x}");
     }
+}
+
+/// Finds memory at one address, and counts how often it is asked.
+#[derive(Debug, Default)]
+struct OneMore(AtomicUsize);
+
+impl Source for OneMore {
+    fn find(&self, addr: u64) -> Option<Arc<MappedRegion>> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        // Whatever address was asked for.
+        let region = memfd_region(END, PAGE).unwrap().map().unwrap();
+        (addr != u64::MAX).then(|| Arc::new(region))
+    }
+}
+
+#[test]
+fn a_source_is_asked_once_for_memory_that_is_missing() {
+    let source = Arc::new(OneMore::default());
+    let asked = || source.0.load(Ordering::Relaxed);
+    let memory = GuestMemory::clone(&memfd_memory(&REGIONS).unwrap());
+    let view = MemoryView::new(Arc::new(memory.with_source(source.clone())));
+    view.write_u8(PAGE, 1).unwrap();
+    assert_eq!(asked(), 0);
+    view.write_bytes(END, b"found").unwrap();
+    for (start, _) in REGIONS.into_iter().chain(REGIONS) {
+        // Other regions replace it among the remembered ones.
+        view.read_u8(start).unwrap();
+    }
+    assert_eq!(&view.read_array::<5>(END).unwrap(), b"found");
+    let mut bufs = IoBufs::with_capacity(1);
+    view.push_iovecs(END + PAGE - 1, 1, &mut bufs).unwrap();
+    assert_eq!(asked(), 1);
+    // A region elsewhere is not taken for the address, and nothing is found for the last one.
+    assert_eq!(view.read_u8(3 * PAGE), Err(AccessError { addr: 3 * PAGE, len: 1 }));
+    assert_eq!(view.read_u8(u64::MAX), Err(AccessError { addr: u64::MAX, len: 1 }));
+    assert_eq!(asked(), 3);
+    drop(bufs);
 }

@@ -101,6 +101,22 @@ const REQUESTS: &[u64] = &[
     0x540f,
 ];
 
+/// Of VDUSE, on I/O threads: `VDUSE_IOTLB_GET_FD`, `VDUSE_VQ_INJECT_IRQ`.
+const VDUSE_QUEUES: &[u64] = &[0xc020_8110, 0x4004_8117];
+/// `VDUSE_SET_API_VERSION`, `VDUSE_CREATE_DEV`, `VDUSE_DESTROY_DEV`, `VDUSE_DEV_GET_FEATURES`, `VDUSE_DEV_SET_CONFIG`,
+/// `VDUSE_DEV_INJECT_CONFIG_IRQ`, `VDUSE_VQ_SETUP`, `VDUSE_VQ_GET_INFO`, `VDUSE_VQ_SETUP_KICKFD`.
+const VDUSE_DEVICES: &[u64] = &[
+    0x4008_8101,
+    0x4150_8102,
+    0x4100_8103,
+    0x8008_8111,
+    0x4008_8112,
+    0x8113,
+    0x4020_8114,
+    0xc030_8115,
+    0x4008_8116,
+];
+
 /// `PR_SET_NAME`, `PR_GET_NAME`, `PR_SET_VMA` (glibc names its memory), and what the sandbox itself asks for:
 /// `PR_SET_NO_NEW_PRIVS`, `PR_GET_NO_NEW_PRIVS`, `PR_CAPBSET_READ`; `PR_SET_TIMERSLACK` and
 /// `PR_GET_TIMERSLACK` of I/O threads.
@@ -195,6 +211,8 @@ pub(crate) static ALLOWED: &[Row] = &[
     row(ALL, calls![SYS_lseek], Any, "block status; the size of a device"),
     row(ALL, calls![SYS_ioctl], OneOf(1, REQUESTS), "block devices; whether output is a terminal"),
     row(MAIN, calls![SYS_ioctl], OneOf(1, ATTRIBUTES), "files that are created"),
+    row(LOOPS, calls![SYS_ioctl], OneOf(1, VDUSE_QUEUES), "memory and interrupts of VDUSE devices"),
+    row(MAIN, calls![SYS_ioctl], OneOf(1, VDUSE_DEVICES), "VDUSE devices that are made and served"),
     row(ALL, calls![SYS_fstat], Any, "what a descriptor is"),
     row(LOOPS, calls![SYS_fstatfs], Any, "the size of a descriptor's pages"),
     // fstat(3) of glibc 2.33 and later. With a path the call would only stat a file.

@@ -186,6 +186,7 @@ pub(super) fn calls(dir: &str, tcp_port: u16, web_port: u16) -> Vec<Call> {
     }
     all.push(export("fuse", json!({"mountpoint": path("mount")})));
     all.push(export("ublk", json!({"dev-id": 900_000})));
+    all.push(export("vduse-blk", json!({"name": "e"})));
     // A bitmap that clients of an export for reading can ask for.
     let shown = json!({"node": "d0", "name": "anything", "disabled": true});
     let hidden = json!({"node": "d0", "name": "anything"});

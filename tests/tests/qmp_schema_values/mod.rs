@@ -105,6 +105,10 @@ fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
         what if what.ends_with("/read-only=false") => why == "curl driver does not support writes",
         // The machine's kernel has no ublk. The tests of `guest_ublk.rs` have one.
         _ if call.arguments["type"] == "ublk" => why.contains("/dev/ublk-control"),
+        // As QSD's: the queue is too small.
+        "block-export-add/vduse-blk/queue-size=2" => why == "queue-size is invalid",
+        // Nor has it VDUSE: `guest_vduse.rs`.
+        _ if call.arguments["type"] == "vduse-blk" => why.contains("/dev/vduse/control"),
         // An ordinary user needs an entry in /etc/fuse.conf.
         "block-export-add/fuse/allow-other=\"on\"" => why.contains("'user_allow_other'"),
         // A kernel without vsock.

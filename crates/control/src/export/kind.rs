@@ -81,6 +81,8 @@ pub enum Address {
     Mountpoint(PathBuf),
     /// A ublk device's number. `None`: the kernel's choice, which no two share.
     Ublk(Option<u32>),
+    /// A VDUSE device's name.
+    Vduse(String),
 }
 
 impl Address {
@@ -96,6 +98,9 @@ impl Address {
             Address::Ublk(number) => {
                 let number = number.map_or_else(String::new, |number| number.to_string());
                 OptionError::new(format!("Export '{id}' has dev-id={number}"))
+            }
+            Address::Vduse(name) => {
+                OptionError::new(format!("Export '{id}' has the VDUSE device '{name}'"))
             }
             Address::Path(_) | Address::Fd(_) => {
                 OptionError::new(format!("Export '{id}' has the same address"))
@@ -116,4 +121,6 @@ pub struct ExportNeeds<'a> {
     pub mountpoint: Option<&'a Path>,
     /// A ublk device, by its number. The number `None` is the kernel's choice.
     pub ublk: Option<Option<u32>>,
+    /// The files of VDUSE.
+    pub vduse: bool,
 }

@@ -8,6 +8,7 @@ mod kind;
 mod nbd;
 mod on_error;
 mod ublk;
+mod vduse;
 mod vfio_user;
 mod vhost_user;
 
@@ -15,6 +16,7 @@ pub use fuse::{AllowOther, FuseOptions};
 pub use kind::{Address, ExportNeeds, ExportType, MoreNodes, SizeUse};
 pub use nbd::{BitmapRef, NbdOptions};
 pub use ublk::UblkOptions;
+pub use vduse::VduseOptions;
 pub(crate) use vfio_user::MAX_NVME_QUEUES;
 pub use vfio_user::{AhciOptions, Doorbells, NvmeOptions};
 pub use vhost_user::{Addr, MAX_QUEUES, ScsiOptions, VhostUserOptions};
@@ -65,6 +67,8 @@ pub enum ExportKind {
     Fuse(FuseOptions),
     /// `ublk`: a block device of the host.
     Ublk(UblkOptions),
+    /// `vduse-blk`: a vDPA device of the host.
+    VduseBlk(VduseOptions),
     /// `vfio-user-ahci`: an AHCI controller of another process.
     VfioUserAhci(AhciOptions),
     /// `vfio-user-nvme`: an NVMe controller of another process. `node-name` is namespace 1's.
@@ -81,6 +85,7 @@ impl Deref for ExportKind {
             ExportKind::Nbd(options) => options,
             ExportKind::Fuse(options) => options,
             ExportKind::Ublk(options) => options,
+            ExportKind::VduseBlk(options) => options,
             ExportKind::VfioUserAhci(options) => options,
             ExportKind::VfioUserNvme(options) => options,
         }
@@ -113,6 +118,7 @@ pub(crate) struct Draft {
     nbd: nbd::NbdDraft,
     fuse: FuseOptions,
     ublk: ublk::UblkDraft,
+    vduse: VduseOptions,
     serial: Option<String>,
     /// Of `vfio-user-nvme`.
     doorbells: Doorbells,
@@ -172,6 +178,13 @@ static TYPES: &[Type] = &[
         example: "ublk,id=e,node-name=disk0,writable=on,dev-id=0,num-queues=2,iothread.0=io0,iothread.1=io1",
         fields: ublk::UBLK,
         kind: |draft| Ok(ExportKind::Ublk(ublk::finish(draft)?)),
+    },
+    Type {
+        name: "vduse-blk",
+        help: "a vDPA device of this machine: /dev/vd<x>, or a virtual machine's disk",
+        example: "vduse-blk,id=e,node-name=disk0,writable=on,name=disk0,num-queues=2,iothread.0=io0,iothread.1=io1",
+        fields: vduse::VDUSE,
+        kind: |draft| Ok(ExportKind::VduseBlk(vduse::finish(draft))),
     },
     Type {
         name: "vfio-user-ahci",

@@ -71,11 +71,11 @@ fn differences_from_qsd() {
     assert!(error.message.ends_with("Parameter 'driver' does not accept value 'vhdy'"));
     let drivers = "Known values of 'driver': file, host_device, raw, qcow2, null-co, null-aio, nbd";
     assert!(error.hint.is_some_and(|hint| hint.starts_with(drivers)));
-    let error = refused(&["--export", "vduse-blk,id=e,node-name=n"]);
+    let error = refused(&["--export", "vduse-net,id=e,node-name=n"]);
     assert_eq!(
         error.hint.as_deref(),
         Some(
-            "Known values of 'type': vhost-user-blk, vhost-user-scsi, nbd, fuse, ublk, vfio-user-ahci, vfio-user-nvme"
+            "Known values of 'type': vhost-user-blk, vhost-user-scsi, nbd, fuse, ublk, vduse-blk, vfio-user-ahci, vfio-user-nvme"
         )
     );
     let nbd =

@@ -3,6 +3,7 @@
 mod fuse;
 mod nbd;
 mod ublk;
+mod vduse;
 mod vfio_user;
 mod vhost_user;
 
@@ -117,6 +118,7 @@ impl Daemon {
             ExportKind::Nbd(own) => self.start_nbd(options, own).await,
             ExportKind::Fuse(own) => self.start_fuse(options, own).await,
             ExportKind::Ublk(own) => self.start_ublk(options, own).await,
+            ExportKind::VduseBlk(own) => self.start_vduse(options, own).await,
             ExportKind::VfioUserAhci(own) => self.start_ahci(options, own).await,
             ExportKind::VfioUserNvme(own) => self.start_nvme(options, own).await,
         }

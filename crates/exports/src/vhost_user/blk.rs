@@ -40,26 +40,43 @@ impl VhostUserExport {
     ) -> Result<Self, ExportError> {
         let num_queues = config.num_queues.unwrap_or(1);
         let stats = queue_stats(num_queues, MAX_QUEUES)?;
-        let device = virtio_blk::Device::new(DeviceConfig {
+        let device = DeviceConfig {
             geometry: node.geometry(),
             num_queues,
             logical_block_size: config.logical_block_size,
             writable: config.writable,
             writethrough: config.writethrough,
             serial,
-        })
-        .map_err(|error| ExportError::Config(error.to_string()))?;
-        let blk = Blk { device: Arc::new(device), num_queues, node, stats: stats.clone() };
+        };
+        let blk = Blk::new(device, node, stats.clone())?;
         VhostUserExport::start(control_loop, config, Arc::new(blk), stats).await
     }
 }
 
 /// The device as the server sees it.
-struct Blk {
+pub(crate) struct Blk {
     device: Arc<virtio_blk::Device>,
     num_queues: u16,
     node: Arc<dyn BlockNode>,
     stats: Arc<[Arc<QueueStats>]>,
+}
+
+impl Blk {
+    /// A device on a node. `stats`: the counters of each queue.
+    ///
+    /// # Errors
+    ///
+    /// The configuration is out of range.
+    pub(crate) fn new(
+        config: DeviceConfig,
+        node: Arc<dyn BlockNode>,
+        stats: Arc<[Arc<QueueStats>]>,
+    ) -> Result<Blk, ExportError> {
+        let num_queues = config.num_queues;
+        let device = virtio_blk::Device::new(config)
+            .map_err(|error| ExportError::Config(error.to_string()))?;
+        Ok(Blk { device: Arc::new(device), num_queues, node, stats })
+    }
 }
 
 impl Device for Blk {

@@ -182,7 +182,7 @@ impl VhostUserExport {
 /// # Errors
 ///
 /// The number is out of range.
-pub(super) fn queue_stats(
+pub(crate) fn queue_stats(
     num_queues: u16,
     most: u16,
 ) -> Result<Arc<[Arc<QueueStats>]>, ExportError> {

@@ -69,15 +69,26 @@ impl InflightArea {
         description: InflightDescription,
         fd: OwnedFd,
     ) -> Result<InflightArea, RequestError> {
-        let description = as_created(description);
+        // An access beyond the end of a shrunk file raises SIGBUS.
+        if !cannot_shrink(&fd) {
+            return Err(RequestError::InflightNotSealed);
+        }
+        Self::of_own_file(as_created(description), fd)
+    }
+
+    /// Maps memory of this program alone, which nothing shrinks.
+    ///
+    /// # Errors
+    ///
+    /// It is too small for that many rings, or cannot be mapped.
+    pub(crate) fn of_own_file(
+        description: InflightDescription,
+        fd: OwnedFd,
+    ) -> Result<InflightArea, RequestError> {
         let InflightDescription { mmap_size, mmap_offset, num_queues, queue_size } = description;
         let needed = rings_len(num_queues, queue_size);
         if mmap_size < needed {
             return Err(RequestError::InflightSize { size: mmap_size, needed });
-        }
-        // An access beyond the end of a shrunk file raises SIGBUS.
-        if !cannot_shrink(&fd) {
-            return Err(RequestError::InflightNotSealed);
         }
         // Memory of another implementation ends with the rings.
         let size = mmap_size.min(needed + CacheRecord::LEN);

@@ -13,16 +13,16 @@
 
 mod backend;
 mod backend_channel;
-mod blk;
+pub(crate) mod blk;
 mod connection;
 pub(crate) mod descriptors;
 pub mod device;
 mod error;
 mod eventfd;
-mod export;
+pub(crate) mod export;
 pub mod fd_passing;
 pub mod handover;
-mod inflight;
+pub(crate) mod inflight;
 pub(crate) mod listener;
 mod migration_log;
 mod orders;
@@ -32,7 +32,7 @@ mod scsi;
 mod server;
 pub mod session;
 pub mod wire;
-mod worker;
+pub(crate) mod worker;
 
 pub use error::{ExportError, SessionError};
 pub use eventfd::{EventFd, NotEventfd};

@@ -1,6 +1,6 @@
 # What jobs of a daemon in the guest have in common.
-disk=ublkb0
 qmp=/tmp/qmp
+mkdir -p /dev/shm
 
 # storage OPTION...: starts a daemon in the background.
 storage() {
@@ -15,7 +15,7 @@ stacks() {
     for thread in $(pidof ringmill | sed 's|[0-9]*|/proc/&/task/*|g'); do
         echo "$(cat $thread/comm): $(head -n 4 $thread/stack)"
     done
-    ls /dev/ublk*
+    ls /dev/ublk* /dev/vduse
 }
 
 # until_true COMMAND...: returns once it succeeds. What it looks at has no event that a shell could wait for.
