@@ -23,8 +23,7 @@ use super::commands::{Answer, DeleteMode};
 use super::errors::{policy_of, watch};
 use super::exports::ExportState;
 use super::monitor::{Clients, Monitor};
-use super::state::{Moving, not_recorded};
-use super::upgrade;
+use super::state::not_recorded;
 use super::{Daemon, DaemonError, Message, metrics, open_files};
 
 /// Connections that nodes need, by the node's name.
@@ -180,22 +179,20 @@ impl Daemon {
                 let export = self.start_export(options, policy.as_ref()).await?;
                 watch(options, &nodes, &*export, &self.control, &self.clients);
                 // While the daemon starts, exports begin later and all together: see `let_in`.
-                if self.serves {
+                if self.origin.serves {
                     drop(export.begin());
                 }
                 self.exports.add(options, export, nodes, policy);
             }
             Action::Chardev(options) => {
                 let name = format!("chardev {}", options.id);
-                let taken = self.taken.as_mut().and_then(|taken| taken.listener(&name));
-                let chardev = match taken {
+                let chardev = match self.origin.listener(&name) {
                     Some((fd, file)) => Chardev::taken_over(&self.control, fd, file)?,
-                    None => Chardev::open(&self.control, options, &mut self.given).await?,
+                    None => {
+                        Chardev::open(&self.control, options, &mut self.entrances.given).await?
+                    }
                 };
-                if let Some(listener) = chardev.hand_over().map_err(DaemonError::new)? {
-                    self.listeners.insert(name, listener);
-                }
-                self.chardevs.insert(options.id.clone(), chardev);
+                self.entrances.add_chardev(&options.id, name, chardev)?;
             }
             Action::Monitor(options) => self.start_monitor(options),
             Action::NbdServer(options) => self.start_nbd_server(options)?,
@@ -268,7 +265,7 @@ impl Daemon {
         &mut self,
         options: &BlockdevOptions,
     ) -> Option<impl Future<Output = Result<Connections, OpenError>> + use<>> {
-        let given = RefCell::new(&mut self.given);
+        let given = RefCell::new(&mut self.entrances.given);
         let inherited = |fd: &FdName| {
             let socket = given.borrow_mut().connected(fd);
             socket.map_err(|error| OpenError::new(error.to_string()))
@@ -286,7 +283,7 @@ impl Daemon {
     /// that cannot be looked into is waited for only before the daemon serves: afterwards that is the rule
     /// in the sandbox, and a client of a monitor waits for the answer.
     pub(super) fn waits_for(&self, error: &OpenError) -> bool {
-        error.is_left_locked() || !self.serves && error.may_be_left_locked()
+        error.is_left_locked() || !self.origin.serves && error.may_be_left_locked()
     }
 
     /// Returns the deadline for waiting for a locked image without a known owner, in nanoseconds.
@@ -364,7 +361,7 @@ impl Daemon {
         name: &str,
         options: &BlockdevOptions,
     ) -> Result<Option<BlockdevOptions>, DaemonError> {
-        let _moving = Moving::new(&self.moving);
+        let _moving = self.agenda.moving();
         let (before, inventory) = (self.nodes.told_options(name), self.inventory.clone());
         // The reopened node may accept writes from now on: until the state file has it, requests are held.
         let held = self.nodes.reopen(name, options).await?;
@@ -475,7 +472,7 @@ impl Daemon {
         &mut self,
     ) -> Result<Vec<oneshot::Receiver<()>>, DaemonError> {
         let inventory = self.inventory.without_nbd_server()?;
-        if let Some(server) = self.nbd_server.take() {
+        if let Some(server) = self.entrances.nbd_server.take() {
             server.stop().await;
         }
         let exports: Vec<String> = inventory.nbd_exports().cloned().collect();
@@ -493,13 +490,13 @@ impl Daemon {
     }
 
     fn start_nbd_server(&mut self, options: &NbdServerOptions) -> Result<(), DaemonError> {
-        let taken = self.taken.as_mut().map(upgrade::TakenOver::nbd_listeners).unwrap_or_default();
+        let taken = self.origin.nbd_listeners();
         let listen = match &options.addr {
             _ if !taken.is_empty() => {
                 let shared = |(socket, file)| (Arc::new(socket), file);
                 NbdListen::TakenOver(taken.into_iter().map(shared).collect())
             }
-            NbdAddr::Unix { path } => self.given.listen_at(path)?.into(),
+            NbdAddr::Unix { path } => self.entrances.given.listen_at(path)?.into(),
             NbdAddr::Abstract { name, tight } => {
                 NbdListen::Abstract { name: name.clone(), tight: *tight }
             }
@@ -507,37 +504,35 @@ impl Daemon {
             NbdAddr::Inet { host, port, to, ipv4, ipv6 } => {
                 let (host, port, to, ipv4, ipv6) = (host.clone(), *port, *to, *ipv4, *ipv6);
                 let is_wanted = |addr: &SocketAddr| if addr.is_ipv4() { ipv4 } else { ipv6 };
-                match self.given.at_host(&host, port..=to, is_wanted)? {
+                match self.entrances.given.at_host(&host, port..=to, is_wanted)? {
                     sockets if !sockets.is_empty() => NbdListen::Fds(sockets),
                     _ => NbdListen::Inet { host, port, to, ipv4, ipv6 },
                 }
             }
-            NbdAddr::Fd { fd } => NbdListen::Fds(vec![self.given.listener(fd)?]),
+            NbdAddr::Fd { fd } => NbdListen::Fds(vec![self.entrances.given.listener(fd)?]),
         };
         let config = NbdServerConfig {
             listen,
             max_connections: open_files::connections(options.max_connections),
             handshake_max_seconds: options.handshake_max_seconds,
             tls: self.acceptor(options)?,
-            held: !self.serves,
+            held: !self.origin.serves,
         };
         let server = NbdServer::start(&self.control, config);
-        self.nbd_server = Some(server.map_err(DaemonError::with_advice)?);
+        self.entrances.nbd_server = Some(server.map_err(DaemonError::with_advice)?);
         Ok(())
     }
 
     fn start_metrics(&mut self, options: &MetricsOptions) -> Result<(), DaemonError> {
-        // There may be several, always in the same order.
-        let number = self.listeners.keys().filter(|name| name.starts_with("metrics ")).count();
-        let name = format!("metrics {number}");
-        let listener = match self.taken.as_mut().and_then(|taken| taken.listener(&name)) {
+        let name = self.entrances.next_metrics();
+        let listener = match self.origin.listener(&name) {
             Some((fd, file)) => chardev::taken_over(&self.control, fd, file)?,
-            None => chardev::listen(&self.control, &options.addr, &mut self.given)?,
+            None => chardev::listen(&self.control, &options.addr, &mut self.entrances.given)?,
         };
-        self.listeners.insert(name, listener.hand_over().map_err(DaemonError::new)?);
-        let mailbox = self.mailbox.clone();
+        self.entrances.record(name, listener.hand_over().map_err(DaemonError::new)?);
+        let mailbox = self.agenda.mailbox.clone();
         let ask = Rc::new(move |answer| mailbox.push(Message::Statistics(answer)));
-        let (event_loop, turn) = (self.control.clone(), self.turn.clone());
+        let (event_loop, turn) = (self.control.clone(), self.entrances.turn());
         let server = metrics::Server { event_loop, ask, turn };
         self.control.spawn(server.run(listener));
         Ok(())
@@ -546,14 +541,14 @@ impl Daemon {
     fn start_monitor(&mut self, options: &MonitorOptions) {
         let id = options.chardev.clone();
         // The inventory has it.
-        let Some(chardev) = self.chardevs.remove(&id) else { return };
-        let mailbox = self.mailbox.clone();
+        let Some(chardev) = self.entrances.take_chardev(&id) else { return };
+        let mailbox = self.agenda.mailbox.clone();
         let monitor = Monitor {
             id,
             event_loop: self.control.clone(),
             pretty: options.pretty,
             clients: self.clients.clone(),
-            turn: self.turn.clone(),
+            turn: self.entrances.turn(),
             requests: move |request| mailbox.push(Message::Request(request)),
             here: RefCell::default(),
         };

@@ -8,7 +8,6 @@ use nix::errno::Errno;
 use serde_json::{Value as Json, json};
 
 use super::Daemon;
-use super::state::Moving;
 
 fn no_list() -> QmpError {
     QmpError::generic("Failed to get a snapshot list: Operation not supported")
@@ -63,7 +62,7 @@ impl Daemon {
             log::error!("{what}: {why}{hint}");
             QmpError::generic(format!("{what}: {why}"))
         };
-        let _moving = Moving::new(&self.moving);
+        let _moving = self.agenda.moving();
         node.clone().change_snapshots(change, &self.control).await.map_err(failed)?;
         let made = node.snapshots().and_then(|mut all| all.pop());
         made.ok_or_else(no_list)
@@ -97,7 +96,7 @@ impl Daemon {
             return Err(delete_failed(&SnapshotError::Os(Errno::EPERM)));
         }
         let change = SnapshotChange::Delete(snapshot.id.clone());
-        let _moving = Moving::new(&self.moving);
+        let _moving = self.agenda.moving();
         let deleted = node.change_snapshots(change, &self.control).await;
         deleted.map_err(|why| {
             log::error!("deleting snapshot '{}' of node '{device}': {why}", snapshot.name);

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod activity;
+mod agenda;
 mod bitmaps;
 mod calendar;
 mod chain;
@@ -15,6 +16,7 @@ mod commands;
 pub mod confinement;
 mod damage;
 mod dry_run;
+mod entrances;
 mod environment;
 pub mod errno;
 mod error;
@@ -32,7 +34,9 @@ mod monitor;
 mod nodes;
 mod objects;
 mod open_files;
+mod origin;
 pub mod pidfile;
+mod process;
 mod service_manager;
 mod serving;
 mod signal;
@@ -61,28 +65,25 @@ pub mod fuzzing {
     pub use crate::upgrade::{document, packets};
 }
 
-use std::cell::{Cell, OnceCell};
-use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::exports::nbd::NbdServer;
 use block::node::BlockNode;
 use block::{DriverServices, NodeRegistry};
 use control::{Inventory, Step};
 use event_loop::{EventLoop, LoopConfig, oneshot, until};
 use nix::sys::signal::SigSet;
-use sandbox::{InForce, Sandbox};
+use sandbox::Sandbox;
 use serde_json::json;
 
 pub use ::exports::ublk;
+use agenda::Agenda;
 pub use calendar::utc;
-use chardev::Chardev;
 pub use commands::register as register_commands;
 pub use dry_run::{check, check_ublk, check_vduse};
+use entrances::Entrances;
 pub use environment::Environment;
 pub use error::DaemonError;
 use exports::Exports;
@@ -94,6 +95,8 @@ use monitor::{Clients, LINGER_NS, Outcome};
 use objects::Objects;
 pub use objects::add_credentials;
 pub use open_files::raise_limit;
+use origin::Origin;
+use process::Process;
 use serving::{End, Message};
 use signal::Mailbox;
 use signal::Signal;
@@ -105,59 +108,27 @@ use statistics::{ProcessStatistics, Statistics, ThrottleStatistics};
 pub use status::Status;
 pub use stopping::STOP_TIMED_OUT;
 use threads::IoThreads;
-use turn::Turn;
 use upgrade::HandedOver;
 pub use upgrade::{TakenOver, receive, receive_from};
 
 use pidfile::Pidfile;
-use service_manager::ServiceManager;
-use socket_activation::ActivationSockets;
 use spawner::Spawner;
 
 /// Exports, their nodes, the threads that serve them, and the monitors.
 pub struct Daemon {
     exports: Exports,
-    nbd_server: Option<NbdServer>,
+    entrances: Entrances,
     nodes: NodeRegistry,
     threads: IoThreads,
     objects: Objects,
     /// The inventory: all items by name, with their options and users. Checks whether a change is possible.
     inventory: Inventory,
-    /// Character devices without a monitor.
-    chardevs: BTreeMap<String, Chardev>,
     jobs: Jobs,
     clients: Clients,
-    given: ActivationSockets,
-    manager: Option<Rc<ServiceManager>>,
-    mailbox: Mailbox<Message>,
-    /// `None` with the sandbox switched off.
-    sandbox: Option<Sandbox>,
-    /// The restrictions in force. Empty until [`Daemon::confine`].
-    in_force: OnceCell<InForce>,
+    agenda: Agenda,
     control: EventLoop,
-    host: Rc<dyn Host>,
-    /// The command line of a daemon without a monitor whose configuration its options do not show (`serve`).
-    command_line: Option<Vec<String>>,
-    /// The listening sockets of monitors and metrics, by purpose.
-    listeners: BTreeMap<String, (OwnedFd, Option<PathBuf>)>,
-    spawner: Option<Rc<Spawner>>,
-    pidfile: Rc<OnceCell<Pidfile>>,
-    /// The period in which this process serves clients of monitors and metrics.
-    turn: Rc<Turn>,
-    /// The state that another process has handed over, until it is taken over.
-    taken: Option<TakenOver>,
-    /// The command line is carried out.
-    serves: bool,
-    /// `None` without `--state`.
-    keeping: Option<Keeping>,
-    /// Steps from the state file that the command line lacks. Empty once carried out.
-    kept: Vec<Step>,
-    /// A change is under way that a stop signal must not interrupt: see `unless_stopped`.
-    moving: Rc<Cell<bool>>,
-    /// Each command that waits has a clone.
-    waiting: Rc<()>,
-    /// `--stop-timeout`.
-    stop_timeout: Option<Duration>,
+    process: Process,
+    origin: Origin,
 }
 
 /// The input of [`run`].
@@ -267,10 +238,10 @@ fn run_until_stopped(
     ready: impl FnOnce(&Daemon) -> Result<Ready, DaemonError>,
 ) -> Result<(), DaemonError> {
     let mut daemon = Daemon::new(control, environment);
-    let host = daemon.host.clone();
+    let host = daemon.process.host.clone();
     damage::watch(&mut daemon.nodes, control, &daemon.clients);
     threshold::watch(&mut daemon.nodes, control, &daemon.clients);
-    let mailbox = daemon.mailbox.clone();
+    let mailbox = daemon.agenda.mailbox.clone();
     signals::watch_upgrade(control, move || mailbox.push(Message::Upgrade))
         .map_err(|errno| DaemonError::new(format!("signalfd failed: {}", errno.desc())))?;
     let took_over = start.taken.is_some();
@@ -286,7 +257,7 @@ fn run_until_stopped(
     let (daemon, stop, made) = control.block_on(making).map_err(|error| control_failed(&error))?;
     let made = match made {
         // The other process still serves: its sockets and files must stay.
-        Err(_) if daemon.taken.is_some() => host.exit(1),
+        Err(_) if daemon.origin.taken.is_some() => host.exit(1),
         Err(signal) => Err(signal),
         Ok(made) => Ok(made.and_then(|()| ready(&daemon))),
     };
@@ -326,7 +297,7 @@ fn run_until_stopped(
         let (cause, quit) = match end {
             End::Failed(error) => {
                 log::error!("{error}: the daemon ends, for its exports to be started again");
-                daemon.is_stopping();
+                daemon.process.is_stopping();
                 daemon.abandon().await;
                 return Served::Failed(error);
             }
@@ -334,7 +305,7 @@ fn run_until_stopped(
             End::Signal(signal) => (signal, None),
             End::Quit(answer) => ("quit", Some(answer)),
         };
-        daemon.is_stopping();
+        daemon.process.is_stopping();
         log::info!("{cause}: finishing the requests in flight; another signal, after a second, ends at once");
         Served::Stopped(daemon.end(quit, &mut stop).await)
     });
@@ -366,7 +337,7 @@ impl Daemon {
                 move |id| ended.push(Message::ExportEnded(id)),
                 move || look.push(Message::LookForStalls),
             ),
-            nbd_server: None,
+            entrances: Entrances::new(environment.given),
             nodes: journals
                 .registry()
                 .with_connector_birth(threads::helper_birth(environment.sandbox.as_ref()))
@@ -385,28 +356,12 @@ impl Daemon {
             ),
             objects: Objects::default(),
             inventory: Inventory::default(),
-            chardevs: BTreeMap::new(),
             jobs: Jobs::default(),
             clients: Clients::new(host.clone()),
-            given: environment.given,
-            manager: environment.manager.map(Rc::new),
-            mailbox,
-            sandbox: environment.sandbox,
-            in_force: OnceCell::new(),
+            agenda: Agenda::new(mailbox),
             control: control.clone(),
-            host,
-            command_line: None,
-            listeners: BTreeMap::new(),
-            spawner: None,
-            pidfile: Rc::default(),
-            turn: Rc::default(),
-            taken: None,
-            serves: false,
-            keeping: None,
-            kept: Vec::new(),
-            moving: Rc::default(),
-            waiting: Rc::default(),
-            stop_timeout: None,
+            process: Process::new(host, environment.manager, environment.sandbox),
+            origin: Origin::default(),
         }
     }
 
@@ -414,38 +369,29 @@ impl Daemon {
     /// exports that were handed over run.
     fn let_in(&self) -> impl Future<Output = ()> + use<> {
         let begun = self.exports.begin();
-        if let Some(server) = &self.nbd_server {
-            server.resume();
-        }
-        self.turn.begin();
+        self.entrances.open();
         begun
     }
 
     /// Lets clients in: everything that the command line asks for exists.
     fn is_ready(&mut self, status: Option<Status>) {
-        self.serves = true;
-        if self.turn.is_not_yet() {
+        self.origin.serves = true;
+        if !self.entrances.were_opened() {
             drop(self.let_in());
         }
-        if let Some(unused) = self.given.unused() {
+        if let Some(unused) = self.entrances.given.unused() {
             log::warn!("{unused}");
         }
         if let Some(status) = status {
-            let manager = self.manager.clone();
+            let manager = self.process.manager.clone();
             self.control.spawn(status.show(self.control.clone(), self.sources(), manager));
         }
-        let Some(manager) = &self.manager else { return };
+        let Some(manager) = &self.process.manager else { return };
         manager.ready(&self.summary());
         if let Some(limit_ns) = manager.watchdog_ns() {
             let threads = self.threads.alive();
             let watch = watchdog::watch(self.control.clone(), threads, limit_ns, manager.clone());
             self.control.spawn(watch);
-        }
-    }
-
-    fn is_stopping(&self) {
-        if let Some(manager) = &self.manager {
-            manager.stopping(self.stop_timeout);
         }
     }
 
@@ -459,7 +405,7 @@ impl Daemon {
 
     /// Updates the service manager's status line after the number of exports has changed.
     fn tell_summary(&self) {
-        if let Some(manager) = &self.manager {
+        if let Some(manager) = &self.process.manager {
             manager.status(&self.summary());
         }
     }
@@ -469,7 +415,7 @@ impl Daemon {
     async fn leave(self, to: &HandedOver, answer: Option<oneshot::Sender<Outcome>>) -> ! {
         let (pid, pause_us) = (to.pid, to.pause_ns / 1000);
         log::info!("upgrade: pid {pid} serves now, after a pause of {pause_us} us");
-        self.turn.end();
+        self.entrances.leave();
         let parted = self.exports.disconnect_clients();
         to.settled(&self.control).await;
         if let Some(answer) = answer {
@@ -482,18 +428,12 @@ impl Daemon {
         let deadline = self.control.now_ns() + LINGER_NS;
         let _ = until(last, self.control.sleep_until(deadline)).await;
         // Sockets and files belong to the other process: nothing is taken down.
-        self.host.exit(0)
-    }
-
-    /// The way to start the new program of an upgrade. `None`: there is none.
-    fn successor(&self) -> Option<Rc<dyn Successor>> {
-        let spawner = || self.spawner.clone().filter(|spawner| spawner.starts());
-        self.host.successor().or_else(|| spawner().map(|spawner| spawner as Rc<dyn Successor>))
+        self.process.host.exit(0)
     }
 
     /// Creates the first configuration, or takes it over from another process.
     async fn make_all(&mut self, steps: Vec<Step>) -> Result<(), DaemonError> {
-        if self.taken.is_some() {
+        if self.origin.taken.is_some() {
             self.take_over(steps).await;
             return Ok(());
         }
@@ -504,16 +444,15 @@ impl Daemon {
     fn begin_with(&mut self, start: Start) -> Vec<Step> {
         let Start { steps, command_line, spawner, pidfile, mut taken, keeping, kept, stop_timeout } =
             start;
-        self.stop_timeout = stop_timeout;
-        (self.spawner, self.pidfile) = (spawner.map(Rc::new), pidfile);
-        (self.keeping, self.kept, self.command_line) = (keeping, kept, command_line);
+        self.process.stop_timeout = stop_timeout;
+        (self.process.spawner, self.process.pidfile) = (spawner.map(Rc::new), pidfile);
         for image in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
             self.nodes.inherit_image(image);
         }
         if let Some(taken) = &mut taken {
             self.nodes.set_storing(std::mem::take(&mut taken.storing));
         }
-        self.taken = taken;
+        self.origin = Origin { command_line, taken, keeping, kept, serves: false };
         steps
     }
 
@@ -549,22 +488,7 @@ impl Daemon {
     ///
     /// The kernel refuses a part of the sandbox that it has.
     pub fn confine(&self) -> Result<(), DaemonError> {
-        let Some(sandbox) = &self.sandbox else {
-            log::info!("sandbox: off");
-            return Ok(());
-        };
-        let in_force = sandbox.serve(self.are_rings_restricted());
-        let in_force = in_force.map_err(|error| DaemonError::new(error).of("sandbox"))?;
-        log::info!("sandbox: {in_force}");
-        let _ = self.in_force.set(in_force);
-        Ok(())
-    }
-
-    /// Whether [`confine`](Self::confine) is possible.
-    fn rehearse_confining(&self) -> Result<(), DaemonError> {
-        let Some(sandbox) = &self.sandbox else { return Ok(()) };
-        let rehearsed = sandbox.rehearse(self.are_rings_restricted());
-        rehearsed.map(drop).map_err(|error| DaemonError::new(error).of("sandbox"))
+        self.process.confine(self.are_rings_restricted())
     }
 
     /// Returns a node for a device of the caller, who drops it before the daemon ends.
@@ -593,7 +517,7 @@ impl Daemon {
     /// Threads are not joined, since the failed thread may never end. Nodes are not closed, since that thread may have
     /// been changing an image. The image is left as after a kill.
     async fn abandon(self) {
-        self.mailbox.close();
+        self.agenda.mailbox.close();
         let deadline = self.control.now_ns() + AFTER_FAILURE_NS;
         let end = self.control.sleep_until(deadline);
         std::mem::forget((self.threads, self.nodes));
@@ -689,7 +613,7 @@ mod tests {
             let asked = commands::read("object-add", arguments.to_vec());
             let Ok(Accepted::Call(call)) = asked else { panic!("object-add is for the daemon") };
             let (answer, outcome) = event_loop::oneshot::channel();
-            daemon.mailbox.push(Message::Request(Request { call, answer }));
+            daemon.agenda.mailbox.push(Message::Request(Request { call, answer }));
             let answered = until(daemon.serve(&mut stop), outcome).await;
             assert!(matches!(answered, Err(Ok(Ok(_)))));
             daemon.threads.all().first().unwrap().spawn(|_| deny_rings()).unwrap();

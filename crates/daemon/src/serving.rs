@@ -47,7 +47,7 @@ pub(super) enum End {
 impl Daemon {
     /// Handles messages until a message or a signal ends serving.
     pub(super) async fn serve(&mut self, stop: &mut StopSignals) -> End {
-        let (mailbox, moving) = (self.mailbox.clone(), self.moving.clone());
+        let (mailbox, moving) = (self.agenda.mailbox.clone(), self.agenda.is_moving());
         loop {
             // A message may have ended the last user of an image.
             self.nodes.release_unused_locks();
@@ -121,11 +121,11 @@ impl Daemon {
         &mut self,
         stop: &mut StopSignals,
     ) -> Result<Result<HandedOver, DaemonError>, End> {
-        if let Some(manager) = &self.manager {
+        if let Some(manager) = &self.process.manager {
             manager.reloading();
         }
         let upgraded = until(self.upgrade(), stop.next()).await;
-        match (&self.manager, &upgraded) {
+        match (&self.process.manager, &upgraded) {
             (Some(manager), Ok(Ok(to))) => manager.hand_over(to.pid),
             (Some(manager), Ok(Err(_))) => manager.ready(&self.summary()),
             _ => {}

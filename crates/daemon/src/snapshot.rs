@@ -15,7 +15,6 @@ use block::{BitmapsAbove, CreateQcow2, GeneratedNames, OwnMounts, create_qcow2_b
 use control::{Action, Inventory, Step};
 
 use super::host::{Host, on_a_thread};
-use super::state::Moving;
 use super::{Daemon, DaemonError};
 use crate::errno::words;
 use crate::nodes::name_for_header;
@@ -115,7 +114,7 @@ impl Daemon {
             drop(node);
             let create = CreateQcow2 { backing: Some(backing), ..CreateQcow2::new(size) };
             let mounts = self.nodes.services().own_mounts().clone();
-            make(&*self.host, &snapshot_file, create, mounts).await?;
+            make(&*self.process.host, &snapshot_file, create, mounts).await?;
         }
         self.put_above(&node_name, &overlay, &[]).await
     }
@@ -266,9 +265,10 @@ impl Daemon {
     async fn sync_folder(&self, name: &str) -> Result<(), DaemonError> {
         let Some(image) = self.nodes.image_path(name) else { return Ok(()) };
         let path = image.display().to_string();
-        let Err((what, error)) = on_a_thread(&*self.host, "create", move || sync_folder(&image))
-            .await
-            .map_err(DaemonError::new)?
+        let Err((what, error)) =
+            on_a_thread(&*self.process.host, "create", move || sync_folder(&image))
+                .await
+                .map_err(DaemonError::new)?
         else {
             return Ok(());
         };
@@ -315,7 +315,7 @@ impl Daemon {
                 DaemonError::new(format!("flush of '{from}' failed: {}", errno.desc()))
             })?;
         }
-        let _moving = Moving::new(&self.moving);
+        let _moving = self.agenda.moving();
         users.point_to(&target).await.map_err(DaemonError::new)?;
         above.resize();
         let before = std::mem::replace(&mut self.inventory, inventory);

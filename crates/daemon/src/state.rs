@@ -6,7 +6,6 @@
 
 use std::cell::Cell;
 use std::pin::pin;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use control::{Action, SavedState, Step, check_configuration, configuration, relative_path};
@@ -39,25 +38,6 @@ pub(super) fn not_recorded(error: DaemonError) -> DaemonError {
     error.of("carried out, but not kept for a restart")
 }
 
-/// Guard: while it exists, a stop signal waits for the change that is under way. Guards may be nested.
-pub(super) struct Moving {
-    moving: Rc<Cell<bool>>,
-    /// Whether it is inside another one.
-    is_inner: bool,
-}
-
-impl Moving {
-    pub(super) fn new(moving: &Rc<Cell<bool>>) -> Self {
-        Moving { moving: moving.clone(), is_inner: moving.replace(true) }
-    }
-}
-
-impl Drop for Moving {
-    fn drop(&mut self) {
-        self.moving.set(self.is_inner);
-    }
-}
-
 /// Waits for a change. A stop signal ends the wait, unless `moving` is set: then the change is finished first, if half of
 /// `--stop-timeout` suffices.
 pub(super) async fn unless_stopped<T>(
@@ -81,8 +61,8 @@ impl Daemon {
     /// Carries out the steps of the state file that the command line lacks, as commands. Then writes the first
     /// state.
     pub(super) async fn make_kept(&mut self) -> Result<(), DaemonError> {
-        let kept = std::mem::take(&mut self.kept);
-        let Some(keeping) = &self.keeping else { return Ok(()) };
+        let kept = std::mem::take(&mut self.origin.kept);
+        let Some(keeping) = &self.origin.keeping else { return Ok(()) };
         // The user of `--user` may have no access to the folder.
         keeping.file.check_access().map_err(DaemonError::new)?;
         let path = keeping.file.path().display().to_string();
@@ -119,13 +99,13 @@ impl Daemon {
     ///
     /// If the state file cannot be written, or the configuration cannot be expressed. Both are logged, too.
     pub(super) async fn record(&self) -> Result<(), DaemonError> {
-        let Some(keeping) = &self.keeping else { return Ok(()) };
+        let Some(keeping) = &self.origin.keeping else { return Ok(()) };
         let recorded = match self.state(keeping) {
             Ok(None) => return Ok(()),
             Ok(Some(text)) => {
                 let file = keeping.file.clone();
                 let replace = move || file.replace(&text);
-                let written = on_a_thread(&*self.host, "state", replace).await;
+                let written = on_a_thread(&*self.process.host, "state", replace).await;
                 written.unwrap_or_else(|error| Err(format!("no thread can be started: {error}")))
             }
             Err(why) => Err(format!("state file '{}': {why}", keeping.file.path().display())),
@@ -158,7 +138,7 @@ impl Daemon {
 
     /// Refuses relative paths if there is a state file: the next start may be in another folder.
     pub(super) fn check_paths(&self, action: &Action) -> Result<(), DaemonError> {
-        if self.keeping.is_some() { check_path(action) } else { Ok(()) }
+        if self.origin.keeping.is_some() { check_path(action) } else { Ok(()) }
     }
 }
 

@@ -87,7 +87,8 @@ impl Daemon {
         quit: Option<oneshot::Sender<Outcome>>,
         stop: &mut StopSignals,
     ) -> bool {
-        let (host, pidfile, timeout) = (self.host.clone(), self.pidfile.clone(), self.stop_timeout);
+        let (host, pidfile, timeout) =
+            (self.process.host.clone(), self.process.pidfile.clone(), self.process.stop_timeout);
         let unfinished = Rc::new(RefCell::new(Unfinished::default()));
         let closing = unfinished.borrow().closing.clone();
         let _guard = timeout.zip(stop.left_ns()).map(|(timeout, left_ns)| {
@@ -123,7 +124,7 @@ impl Daemon {
         quit: Option<oneshot::Sender<Outcome>>,
         unfinished: Rc<RefCell<Unfinished>>,
     ) -> bool {
-        self.mailbox.close();
+        self.agenda.mailbox.close();
         let events = Mailbox::default();
         let mut jobs = BTreeSet::new();
         for job in self.end_jobs() {
@@ -180,8 +181,8 @@ impl Daemon {
                 }
             }
         }
-        if let Some(server) = self.nbd_server {
-            match self.serves {
+        if let Some(server) = self.entrances.nbd_server {
+            match self.origin.serves {
                 true => server.stop_leaving_file().await,
                 false => server.stop().await,
             }

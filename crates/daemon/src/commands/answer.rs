@@ -102,7 +102,7 @@ impl Daemon {
             }
             Ok(Answer::AfterServing(leave)) => return Some((leave, answer)),
             Ok(Answer::Continued(wait)) => {
-                let (mailbox, waiting) = (self.mailbox.clone(), self.waiting.clone());
+                let (mailbox, waiting) = (self.agenda.mailbox.clone(), self.agenda.wait());
                 self.control.spawn(async move {
                     let rest = wait.await;
                     let run: Rest = Box::new(move |daemon| {
@@ -142,7 +142,7 @@ impl Daemon {
 
     /// Adds a hint to an error that the sandbox may have caused: access to a file is denied.
     fn explain(&self, error: QmpError) -> QmpError {
-        let hint = self.sandbox.as_ref().and_then(Sandbox::hint);
+        let hint = self.process.sandbox.as_ref().and_then(Sandbox::hint);
         match hint.filter(|_| error.desc.contains(Errno::EACCES.desc())) {
             Some(hint) => QmpError { desc: format!("{} ({hint})", error.desc), ..error },
             None => error,

@@ -157,8 +157,8 @@ impl Daemon {
         let mountpoint = std::path::absolute(&own.mountpoint).map_err(DaemonError::new)?;
         let io_threads = self.threads.handles(&options.iothreads)?;
         let node = self.nodes.get(&options.node_name)?;
-        let helper = self.spawner.clone();
-        let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
+        let helper = self.process.spawner.clone();
+        let taken = self.origin.export(&options.id);
         let taken = taken.map(mounted).transpose().map_err(DaemonError::new)?;
         let is_taken = taken.is_some();
         let own_mount = self.nodes.services().own_mounts().add(&options.id, &mountpoint);
@@ -193,7 +193,7 @@ impl Daemon {
             own.growable,
             mounted.allow_other,
         );
-        let (mailbox, id) = (self.mailbox.clone(), options.id.clone());
+        let (mailbox, id) = (self.agenda.mailbox.clone(), options.id.clone());
         let config = FuseConfig {
             id: options.id.clone(),
             node,

@@ -129,7 +129,7 @@ impl Daemon {
     /// An image with `auto-read-only` may be open read-only although its options allow writes.
     /// Exports that another process handed over are not checked: they must keep running.
     fn check_writable(&self, options: &ExportOptions) -> Result<(), DaemonError> {
-        if !options.writable || self.taken.is_some() {
+        if !options.writable || self.origin.taken.is_some() {
             return Ok(());
         }
         for name in options.nodes() {

@@ -102,7 +102,7 @@ impl Daemon {
         options: &ExportOptions,
         nbd: &NbdOptions,
     ) -> Result<Box<dyn Running>, DaemonError> {
-        let Some(server) = &self.nbd_server else {
+        let Some(server) = &self.entrances.nbd_server else {
             return Err(DaemonError::new("NBD server not running"));
         };
         let bitmaps =

@@ -156,7 +156,7 @@ impl Daemon {
         own: &UblkOptions,
     ) -> Result<Box<dyn Running>, DaemonError> {
         let event_loop = self.control.clone();
-        let control: Rc<dyn Control> = match (&self.sandbox, &self.spawner) {
+        let control: Rc<dyn Control> = match (&self.process.sandbox, &self.process.spawner) {
             (None, _) => Rc::new(Here(event_loop.clone())),
             (Some(_), Some(spawner)) => {
                 Rc::new(BySpawner { spawner: spawner.clone(), event_loop: event_loop.clone() })
@@ -168,7 +168,7 @@ impl Daemon {
                 ));
             }
         };
-        let handed_over = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
+        let handed_over = self.origin.export(&options.id);
         let handed_over = handed_over.map(|part| Document::ublk(&part.json)).transpose();
         let config = UblkConfig {
             id: options.id.clone(),

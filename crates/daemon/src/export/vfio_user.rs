@@ -131,7 +131,7 @@ impl Daemon {
         serial: Option<&str>,
         max_memory: Option<u64>,
     ) -> Result<VfioUserConfig, DaemonError> {
-        let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
+        let taken = self.origin.export(&options.id);
         let listen = match taken {
             Some(TakenPart { json, document }) => {
                 let server = document.server(&json).map_err(DaemonError::new)?;

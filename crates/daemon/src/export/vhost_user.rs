@@ -122,8 +122,8 @@ impl Daemon {
     /// precedence.
     pub(super) fn listen(&mut self, addr: &Addr) -> Result<Listen, DaemonError> {
         match addr {
-            Addr::Unix { path } => self.given.listen_at(path),
-            Addr::Fd { fd } => self.given.listener(fd).map(Listen::Fd),
+            Addr::Unix { path } => self.entrances.given.listen_at(path),
+            Addr::Fd { fd } => self.entrances.given.listener(fd).map(Listen::Fd),
         }
     }
 
@@ -133,7 +133,7 @@ impl Daemon {
         vhost_user: &VhostUserOptions,
         policy: Option<&Arc<ErrorPolicy>>,
     ) -> Result<Box<dyn Running>, DaemonError> {
-        let taken = self.taken.as_mut().and_then(|taken| taken.export(&options.id));
+        let taken = self.origin.export(&options.id);
         let (listen, taken_over) = match taken {
             Some(TakenPart { json, document }) => {
                 let server = document.server(&json).map_err(DaemonError::new)?;

@@ -10,7 +10,6 @@ use control::qmp::{ErrorClass, QmpError};
 use control::{ChainUse, Steady};
 
 use super::super::bitmaps::check_parts;
-use super::super::state::Moving;
 use super::super::{Daemon, DaemonError, nodes};
 use super::job::{ChainEnd, Copying, How, Parts};
 use super::options::{CopyOptions, JobOptions};
@@ -391,7 +390,7 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         let ChainEnd { overlay, base, dropped, name, .. } = end;
         if let Some(overlay) = overlay {
-            let _moving = Moving::new(&self.moving);
+            let _moving = self.agenda.moving();
             let made_writable = self.make_writable(overlay).await;
             let made_writable = made_writable.map_err(|error| DaemonError::new(error.desc))?;
             let named = self.set_backing_name(overlay, name.clone()).await;

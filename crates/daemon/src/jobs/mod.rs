@@ -28,7 +28,6 @@ pub(super) use self::options::{
 };
 use self::worker::Order;
 use super::errno::strerror;
-use super::state::Moving;
 use super::{Daemon, DaemonError};
 
 /// The jobs, in the order of their start.
@@ -426,7 +425,7 @@ impl Daemon {
         let source = self.nodes.node(&copying.source)?;
         let target = self.nodes.node(&copying.target)?;
         let failed = |error| DaemonError::new(error).of(&copying.target);
-        let _moving = Moving::new(&self.moving);
+        let _moving = self.agenda.moving();
         match (&elsewhere, replaces) {
             (Some(elsewhere), _) => {
                 elsewhere.point_to(&target).await.map_err(failed)?;

@@ -108,7 +108,7 @@ impl Daemon {
         let (mut own, mut users) = (Vec::new(), Vec::new());
         let made = match self.open_places(&mut *image, &mut own, &mut users).await {
             Ok(inventory) => {
-                create::begin(&self.host, &self.control, &inventory, &self.nodes, image)
+                create::begin(&self.process.host, &self.control, &inventory, &self.nodes, image)
             }
             Err(error) => Err(error),
         };
@@ -168,7 +168,8 @@ impl Daemon {
             .inventory
             .with_chain_job(&job.id, "amend", node, chain, None)
             .map_err(DaemonError::from)?;
-        let amending = create::begin_amend(&self.host, &self.nodes, amendment, node, force)?;
+        let amending =
+            create::begin_amend(&self.process.host, &self.nodes, amendment, node, force)?;
         self.inventory = inventory;
         let serial = self.begin(job, Work::Image { kind: "amend", done: false, own: Vec::new() });
         self.await_image(serial, amending);
@@ -181,7 +182,7 @@ impl Daemon {
         serial: u64,
         work: impl Future<Output = Result<(), OpenError>> + 'static,
     ) {
-        let mailbox = self.mailbox.clone();
+        let mailbox = self.agenda.mailbox.clone();
         self.control.spawn(async move {
             let done = work.await.map_err(|error| error.to_string());
             mailbox.push(Message::ImageDone(serial, done));
@@ -542,7 +543,8 @@ impl Daemon {
             buf_size,
         };
         let serial = self.jobs.next;
-        let closed = worker::listen(&self.control, serial, from_worker, self.mailbox.clone());
+        let closed =
+            worker::listen(&self.control, serial, from_worker, self.agenda.mailbox.clone());
         let started = match self.threads.handles(&[]) {
             Ok(threads) => match threads.first() {
                 Some(thread) => worker::start(thread, config, task).await,

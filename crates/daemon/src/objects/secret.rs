@@ -23,7 +23,7 @@ pub(super) fn make(
     daemon: &mut Daemon,
     options: &SecretOptions,
 ) -> Result<SecretObject, DaemonError> {
-    if options.is_told() && daemon.keeping.is_some() {
+    if options.is_told() && daemon.origin.keeping.is_some() {
         return Err(DaemonError::new(format!(
             "secret '{}' would be written to the state file: with --state, give file=, or encrypted data with \
              keyid=",

@@ -107,7 +107,7 @@ impl Daemon {
     /// Replaces the bitmaps of newly opened nodes by those of the other process. The bitmaps in the images are
     /// marked as in use.
     pub(crate) async fn take_bitmaps(&mut self) -> Result<(), DaemonError> {
-        let Some(taken) = &mut self.taken else { return Ok(()) };
+        let Some(taken) = &mut self.origin.taken else { return Ok(()) };
         let is_there = |bitmap: &mut TakenBitmap| self.nodes.node(&bitmap.node).is_ok();
         let bitmaps: Vec<_> = taken.bitmaps.extract_if(.., is_there).collect();
         for group in bitmaps.chunk_by(|one, other| one.node == other.node) {

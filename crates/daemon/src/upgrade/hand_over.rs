@@ -6,7 +6,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::rc::Rc;
 
 use block::driver::HandOver;
 use block::options::BlockdevOptions;
@@ -93,7 +92,7 @@ impl Daemon {
     pub(crate) async fn upgrade(&mut self) -> Result<HandedOver, DaemonError> {
         let refused = |why: String| DaemonError::new(format!("cannot upgrade: {why}"));
         let arguments = self.arguments_for_another().map_err(refused)?;
-        let Some(successor) = self.successor() else {
+        let Some(successor) = self.process.successor() else {
             return Err(refused(
                 "there is no process that could start the new program: with --user or --sandbox \
                  upgrade=off none is kept, and else a warning in the log says why"
@@ -124,11 +123,11 @@ impl Daemon {
 
     /// Cancels a hand-over: ends the new process and resumes the exports. Returns how the new process ended.
     pub(crate) async fn resume(&self) -> String {
-        let Some(successor) = self.successor() else { return "there is none".to_owned() };
+        let Some(successor) = self.process.successor() else { return "there is none".to_owned() };
         let asked = successor.end();
         // Exports resume before the new process has ended, which may take time: the new process touches no queue.
         self.exports.resume();
-        if let Some(server) = &self.nbd_server {
+        if let Some(server) = &self.entrances.nbd_server {
             server.resume();
         }
         let ended = match asked {
@@ -149,7 +148,7 @@ impl Daemon {
     /// The command line that reproduces the current configuration.
     fn arguments_for_another(&self) -> Result<Vec<String>, String> {
         self.jobs.check_replaceable()?;
-        if Rc::strong_count(&self.waiting) > 1 {
+        if self.agenda.is_waiting() {
             return Err(
                 "a command of a monitor waits for an image: try again when it is answered".into()
             );
@@ -165,7 +164,7 @@ impl Daemon {
             ));
         }
         self.check_flushes()?;
-        if let Some(arguments) = &self.command_line {
+        if let Some(arguments) = &self.origin.command_line {
             return Ok(arguments.clone());
         }
         let describe = |names: Vec<&str>| self.nodes.describe(names.into_iter());
@@ -268,7 +267,7 @@ impl Daemon {
             images.push(json!({"path": path, "fd": fds.add(duplicate(&fd)?), "lock": lock}));
         }
         let mut listeners = Map::new();
-        for (name, (fd, file)) in &self.listeners {
+        for (name, (fd, file)) in self.entrances.listeners() {
             let listener = json!({"fd": fds.add(duplicate(fd)?), "file": file});
             listeners.insert(name.clone(), listener);
         }
@@ -284,14 +283,14 @@ impl Daemon {
             let described = described(&mut fds).map_err(failed)?;
             exports.insert(id, described);
         }
-        let pidfile = match self.pidfile.get() {
+        let pidfile = match self.process.pidfile.get() {
             Some(pidfile) => {
                 let (path, file) = pidfile.hand_over().map_err(|error| dup_failed(&error))?;
                 json!({"path": path, "fd": fds.add(file.into())})
             }
             None => Json::Null,
         };
-        let state = match &self.keeping {
+        let state = match &self.origin.keeping {
             Some(keeping) => {
                 let (path, file) = keeping.file.hand_over().map_err(|error| dup_failed(&error))?;
                 json!({"path": path, "fd": fds.add(file)})
@@ -306,7 +305,7 @@ impl Daemon {
             "directory": env::current_dir().ok().as_deref().and_then(Path::to_str),
             "stdin": stdin,
             "detached": is_null(io::stderr()),
-            "watchdog": self.manager.as_ref().is_some_and(|manager| manager.watchdog_ns().is_some()),
+            "watchdog": self.process.manager.as_ref().is_some_and(|manager| manager.watchdog_ns().is_some()),
             "pidfile": pidfile,
             "state": state,
             "images": images,
@@ -321,7 +320,7 @@ impl Daemon {
 
     /// The NBD server's sockets, by name. The server accepts no more connections.
     fn nbd_listeners(&self) -> Result<Vec<(String, TakenListener)>, String> {
-        let Some(server) = &self.nbd_server else { return Ok(Vec::new()) };
+        let Some(server) = &self.entrances.nbd_server else { return Ok(Vec::new()) };
         let sockets = server.hand_over().map_err(|error| dup_failed(&error))?;
         Ok((0..).map(nbd_listener).zip(sockets).collect())
     }

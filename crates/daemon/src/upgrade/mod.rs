@@ -26,4 +26,5 @@ mod take_over;
 
 pub(super) use document::{Part, TakenPart, part};
 pub(super) use hand_over::HandedOver;
+pub(super) use take_over::TakenListener;
 pub use take_over::{TakenOver, receive, receive_from};

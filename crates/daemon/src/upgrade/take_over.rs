@@ -241,11 +241,11 @@ impl Daemon {
     /// that cannot be, without taking anything down, which the other process has as well.
     pub(crate) async fn take_over(&mut self, steps: Vec<Step>) {
         if let Err(error) = self.try_take_over(steps).await {
-            if let Some(taken) = &self.taken {
+            if let Some(taken) = &self.origin.taken {
                 taken.refuse(&error);
             }
             log::error!("upgrade: not taking over: {error}");
-            self.host.exit(1);
+            self.process.host.exit(1);
         }
     }
 
@@ -261,18 +261,18 @@ impl Daemon {
             }
         }
         // Afterwards it could only serve without.
-        self.rehearse_confining()?;
-        let Some(taken) = &self.taken else { return Ok(()) };
+        self.process.rehearse_confining(self.are_rings_restricted())?;
+        let Some(taken) = &self.origin.taken else { return Ok(()) };
         contents::check(&self.nodes, &taken.contents)?;
-        let Handed { exports, mut document, bits } = taken.stop_other(&*self.host)?;
+        let Handed { exports, mut document, bits } = taken.stop_other(&*self.process.host)?;
         let contents = taken.contents.clone();
         self.make(&late).await?;
         contents::check(&self.nodes, &contents)?;
         self.exports.prepare(exports, &mut document).map_err(DaemonError::new)?;
         self.take_bits(&bits);
-        let Some(mut taken) = self.taken.take() else { return Ok(()) };
-        if let Err(error) = taken.commit(&*self.host) {
-            self.taken = Some(taken);
+        let Some(mut taken) = self.origin.taken.take() else { return Ok(()) };
+        if let Err(error) = taken.commit(&*self.process.host) {
+            self.origin.taken = Some(taken);
             return Err(error);
         }
         self.nodes.own_images();
@@ -287,7 +287,7 @@ impl Daemon {
             let _ = prctl::set_name(name);
         }
         if let Some((path, file)) = taken.pidfile.take() {
-            let _ = self.pidfile.set(Pidfile::take_over(path, file));
+            let _ = self.process.pidfile.set(Pidfile::take_over(path, file));
         }
         taken.change_directory();
         log::info!("upgrade: took over from pid {}", taken.pid);

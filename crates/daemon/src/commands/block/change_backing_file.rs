@@ -6,7 +6,6 @@ use options::table::{Field, Row, put};
 
 use super::super::Command;
 use crate::Daemon;
-use crate::state::Moving;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
     name: "change-backing-file",
@@ -62,7 +61,7 @@ impl Daemon {
         let image_behind = self.nodes.filtered(&backing).pop().unwrap_or(backing);
         let name = self.backing_name(&image_behind, Some(backing_file), true)?;
         drop(node);
-        let _moving = Moving::new(&self.moving);
+        let _moving = self.agenda.moving();
         let made_writable = self.make_writable(&image).await?;
         let named = self.set_backing_name(&image, Some(name)).await;
         if let Some(image) = made_writable {

@@ -13,7 +13,7 @@ pub(super) static COMMAND: Command<(), Json> = Command {
     arguments: &[],
     returns: Returns::Data("what is in force", Reply::Object(SANDBOX)),
     records: false,
-    run: |daemon, ()| Box::pin(async { Ok(confinement::told(daemon.in_force.get())) }),
+    run: |daemon, ()| Box::pin(async { Ok(confinement::told(daemon.process.in_force())) }),
 };
 
 static SANDBOX: &[Member] = &[

@@ -9,7 +9,6 @@ use options::value::Value;
 use super::super::Command;
 use super::actions::{self, Action, Undo};
 use crate::Daemon;
-use crate::state::Moving;
 use control::qmp::QmpError;
 
 pub(super) static COMMAND: Command<Arguments> = Command {
@@ -115,7 +114,7 @@ impl Daemon {
             match self.act(action).await {
                 Ok(undo) => done.push(undo),
                 Err(error) => {
-                    let _moving = Moving::new(&self.moving);
+                    let _moving = self.agenda.moving();
                     for undo in done.into_iter().rev() {
                         self.undo(undo).await;
                     }
