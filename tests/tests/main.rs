@@ -74,6 +74,7 @@ mod kept_bitmaps;
 #[path = "../../crates/sandbox/tests/common/mod.rs"]
 mod kernel;
 mod limits;
+mod list;
 mod log;
 mod many_exports;
 mod metrics;

@@ -14,6 +14,7 @@ use crate::inventory::Inventory;
 use crate::journals::{self, JournalsOptions};
 use crate::json;
 use crate::keyval;
+use crate::list::{self, ListOptions};
 use crate::masked;
 use crate::probe::{self, ProbeOptions};
 use crate::reference::GENERATED;
@@ -47,6 +48,8 @@ pub enum Command {
     Attach(ServeOptions),
     /// `ringmill detach DEVICE|IMAGE`.
     Detach(DetachOptions),
+    /// `ringmill list`.
+    List(ListOptions),
     /// `ringmill storage-daemon`, or the program called `qemu-storage-daemon`.
     StorageDaemon(StorageDaemonOptions),
     /// `ringmill ctl SOCKET [COMMAND [ARGUMENT…]]`.
@@ -127,6 +130,7 @@ pub(crate) static COMMANDS: &[&Subcommand] = &[
     &MOUNT,
     &ATTACH,
     &DETACH,
+    &LIST,
     &STORAGE_DAEMON,
     &UPGRADE,
     &CTL,
@@ -216,6 +220,24 @@ static DETACH: Subcommand = Subcommand {
         ("ringmill detach disk.qcow2 --lazy", "by the image, once its file systems are unmounted"),
     ],
     read: |_, parser| detach(parser),
+};
+
+static LIST: Subcommand = Subcommand {
+    name: "list",
+    usage: "[options]",
+    help: "list what is served and attached on this host",
+    about: "Lists each export of the daemons on this host: the process, the type, the image, and where it is served. Daemons \
+            are found by their command lines. One with a monitor is asked for its exports, if this user may connect; of the \
+            others, the command line counts. Images of 'ringmill attach' are listed for root. 'killed': the device waits for \
+            its daemon.",
+    options: || erased(list::OPTIONS),
+    letters: &[],
+    commands: &[],
+    examples: &[
+        ("ringmill list", "a table"),
+        ("ringmill list --output json", "the same for programs"),
+    ],
+    read: |_, parser| list(parser),
 };
 
 pub(crate) static STORAGE_DAEMON: Subcommand = Subcommand {
@@ -609,6 +631,10 @@ fn served(options: ServeOptions) -> Result<Command, OptionError> {
 fn detach(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
     let finish = |options| attach::finish_detach(options).map(Command::Detach);
     command(&DETACH, attach::DETACH, parser, attach::start_detach, finish)
+}
+
+fn list(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {
+    command(&LIST, list::OPTIONS, parser, list::start, |options| Ok(Command::List(options)))
 }
 
 fn ctl(parser: &mut lexopt::Parser) -> Result<Command, OptionError> {

@@ -33,6 +33,7 @@ mod help;
 mod img;
 mod inventory;
 mod journals;
+mod list;
 mod logging;
 mod masked;
 mod metrics;
@@ -83,6 +84,7 @@ pub use img::{
 };
 pub use inventory::{ChainUse, Inventory, SourceUse, Steady, check_configuration};
 pub use journals::JournalsOptions;
+pub use list::ListOptions;
 pub use logging::{LOG_VARIABLE, LogFormat, LogLevel, LogOptions};
 pub use masked::masked;
 pub use metrics::MetricsOptions;

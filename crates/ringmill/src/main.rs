@@ -11,6 +11,7 @@ mod detach;
 mod dry_run;
 mod img;
 mod journals;
+mod list;
 mod probe;
 mod serve;
 mod storage_daemon;
@@ -62,6 +63,7 @@ fn log_options(command: &Command) -> Option<LogOptions> {
         Command::Img(command) => img::log_options(command),
         Command::Ctl(_)
         | Command::Detach(_)
+        | Command::List(_)
         | Command::Top(_)
         | Command::Journals(_)
         | Command::Probe(_)
@@ -86,6 +88,7 @@ fn run(command: Command) -> Result<ExitCode, DaemonError> {
             attach::run(&options).map_err(DaemonError::with_options_of_serve)
         }
         Command::Detach(options) => detach::run(&options),
+        Command::List(options) => list::run(&options).map(|()| ExitCode::SUCCESS),
         Command::StorageDaemon(options) => storage_daemon::run(options),
         Command::TakeOver => take_over::run(),
         Command::Upgrade(options) => upgrade::run(&options).map(|text| print(&text)),

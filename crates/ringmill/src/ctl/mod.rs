@@ -1,7 +1,7 @@
 //! `ringmill ctl`: a client of a daemon's monitor.
 
 pub(crate) mod client;
-mod table;
+pub(crate) mod table;
 mod views;
 
 use std::io::{self, Write};

@@ -3,28 +3,28 @@
 use serde_json::Value as Json;
 
 /// Rows under a heading.
-pub(super) struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
 /// A cell. Numbers are aligned to the right.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Cell {
+pub(crate) struct Cell {
     text: String,
     number: bool,
 }
 
 impl Cell {
-    pub(super) fn text(text: impl Into<String>) -> Cell {
+    pub(crate) fn text(text: impl Into<String>) -> Cell {
         Cell { text: printable(&text.into()), number: false }
     }
 
-    pub(super) fn number(text: impl Into<String>) -> Cell {
+    pub(crate) fn number(text: impl Into<String>) -> Cell {
         Cell { text: text.into(), number: true }
     }
 
     /// Formats a JSON value for people.
-    pub(super) fn of(value: &Json) -> Cell {
+    pub(crate) fn of(value: &Json) -> Cell {
         match value {
             Json::Null => Cell::text("-"),
             Json::Bool(on) => Cell::text(if *on { "yes" } else { "no" }),
@@ -50,21 +50,21 @@ pub(crate) fn printable(text: &str) -> String {
 
 impl Table {
     /// Returns an empty table with these columns.
-    pub(super) fn new(columns: &[&str]) -> Table {
+    pub(crate) fn new(columns: &[&str]) -> Table {
         Table { rows: vec![columns.iter().map(|name| Cell::text(name.to_uppercase())).collect()] }
     }
 
     /// Returns an empty table without a heading.
-    pub(super) fn plain() -> Table {
+    pub(crate) fn plain() -> Table {
         Table { rows: Vec::new() }
     }
 
-    pub(super) fn row(&mut self, cells: Vec<Cell>) {
+    pub(crate) fn row(&mut self, cells: Vec<Cell>) {
         self.rows.push(cells);
     }
 
     /// The text, with a line end after each row.
-    pub(super) fn render(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let column = |index: usize| self.rows.iter().filter_map(move |row| row.get(index));
         let len = |cell: &Cell| cell.text.chars().count();
