@@ -75,6 +75,7 @@ mod kept_bitmaps;
 mod kernel;
 mod limits;
 mod list;
+mod localize;
 mod log;
 mod many_exports;
 mod metrics;

@@ -47,6 +47,8 @@ pub struct ServeOptions {
     pub secrets: Vec<SecretOptions>,
     /// `--overlay`: the image that has the writes, above one on a web server.
     pub overlay: Option<PathBuf>,
+    /// `--localize`: copy the whole image to the overlay, with at most so many bytes per second. 0: no limit.
+    pub localize: Option<u64>,
     /// `--format`. `None`: detected from the image's header, or from the name of a new image.
     pub format: Option<ServeFormat>,
     /// `--size`: make the image with this many bytes when it is missing. A multiple of 512.
@@ -158,6 +160,8 @@ pub enum ImageKind {
     File,
     /// A block device.
     BlockDevice,
+    /// An overlay that needs its image on a web server no more.
+    Localized,
 }
 
 impl ServeOptions {
@@ -167,6 +171,7 @@ impl ServeOptions {
             web: None,
             secrets: Vec::new(),
             overlay: None,
+            localize: None,
             format: None,
             size: None,
             mount: None,
@@ -202,8 +207,10 @@ impl ServeOptions {
         let file =
             FileOptions { filename: self.image.clone(), aio: self.aio, locking: self.locking };
         let driver = match (&self.web, kind) {
-            (Some(web), _) => HttpOptions::clone(web).driver(),
-            (None, ImageKind::File) => Driver::file(file.clone()),
+            (Some(web), ImageKind::File | ImageKind::BlockDevice) => {
+                HttpOptions::clone(web).driver()
+            }
+            (None, ImageKind::File) | (_, ImageKind::Localized) => Driver::file(file.clone()),
             (None, ImageKind::BlockDevice) => Driver::host_device(file.clone()),
         };
         let is_template = self.overlay.is_some();
@@ -237,12 +244,17 @@ impl ServeOptions {
             None => driver,
             Some(overlay) => {
                 let file = Driver::file(FileOptions { filename: overlay.clone(), ..file });
-                // The options choose the server: what the overlay's header says does not count.
-                let backing = Backing::Node(below(driver));
-                let overlay = qcow2(inline(common(None, file)), backing);
-                match self.web {
-                    Some(_) => Driver::copy_on_read(inline(common(None, overlay))),
-                    None => overlay,
+                let file = inline(common(None, file));
+                match (kind, &self.web) {
+                    (ImageKind::Localized, _) => qcow2(file, Backing::None),
+                    // The options choose the server: what the overlay's header says does not count.
+                    (ImageKind::File | ImageKind::BlockDevice, web) => {
+                        let overlay = qcow2(file, Backing::Node(below(driver)));
+                        match web {
+                            Some(_) => Driver::copy_on_read(inline(common(None, overlay))),
+                            None => overlay,
+                        }
+                    }
                 }
             }
         };
@@ -355,6 +367,8 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
     web::OVERLAY,
+    web::LOCALIZE,
+    web::LOCALIZE_SPEED,
     web::URL_OPTS,
     web::OBJECT,
     Row::default("as", "virtio-blk", "device that the guest sees").at(&OneOf {
@@ -418,6 +432,8 @@ pub(crate) static MOUNT: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
     web::OVERLAY,
+    web::LOCALIZE,
+    web::LOCALIZE_SPEED,
     web::URL_OPTS,
     web::OBJECT,
     Row::optional(

@@ -28,6 +28,7 @@ mod internal_snapshots;
 mod jobs;
 mod journals;
 mod libraries;
+mod localize;
 pub mod logger;
 mod metrics;
 mod monitor;
@@ -91,6 +92,7 @@ pub use host::{Host, HostThread, OperatingSystem, Successor};
 use jobs::Jobs;
 use journals::Home;
 pub use journals::{journal_folder, journal_folders};
+pub use localize::Localize;
 use monitor::{Clients, LINGER_NS, Outcome};
 use objects::Objects;
 pub use objects::add_credentials;
@@ -129,6 +131,7 @@ pub struct Daemon {
     control: EventLoop,
     process: Process,
     origin: Origin,
+    localizing: localize::Localizing,
 }
 
 /// The input of [`run`].
@@ -152,6 +155,8 @@ pub struct Start {
     /// `--stop-timeout`: the time from the signal or command that ends the daemon to the end of the process. `None`: no
     /// limit.
     pub stop_timeout: Option<Duration>,
+    /// `serve --localize`.
+    pub localize: Option<Localize>,
 }
 
 /// Remaining work once the command line is carried out.
@@ -362,6 +367,7 @@ impl Daemon {
             control: control.clone(),
             process: Process::new(host, environment.manager, environment.sandbox),
             origin: Origin::default(),
+            localizing: localize::Localizing::default(),
         }
     }
 
@@ -442,8 +448,18 @@ impl Daemon {
 
     /// Stores the parts of `start`, and returns its steps.
     fn begin_with(&mut self, start: Start) -> Vec<Step> {
-        let Start { steps, command_line, spawner, pidfile, mut taken, keeping, kept, stop_timeout } =
-            start;
+        let Start {
+            steps,
+            command_line,
+            spawner,
+            pidfile,
+            mut taken,
+            keeping,
+            kept,
+            stop_timeout,
+            localize,
+        } = start;
+        self.localizing.begin_with(localize);
         self.process.stop_timeout = stop_timeout;
         (self.process.spawner, self.process.pidfile) = (spawner.map(Rc::new), pidfile);
         for image in taken.iter_mut().flat_map(|taken| taken.images.drain(..)) {
@@ -462,6 +478,7 @@ impl Daemon {
             process: ProcessStatistics::now(),
             exports: self.exports.statistics(&self.inventory),
             threads: self.threads.statistics(),
+            jobs: self.jobs.statistics(),
             throttle_groups: self.throttle_statistics(),
             now_ns: self.control.now_ns(),
         }
@@ -477,7 +494,11 @@ impl Daemon {
 
     /// Where the status line's numbers come from.
     fn sources(&self) -> status::Sources {
-        status::Sources { queues: self.exports.queue_stats(), loops: self.threads.all() }
+        status::Sources {
+            queues: self.exports.queue_stats(),
+            loops: self.threads.all(),
+            localized: self.localizing.progress(),
+        }
     }
 
     /// Confines this thread to what serving needs, and logs what is in force.

@@ -30,6 +30,8 @@ pub(super) enum Message {
     Job(u64, Report),
     /// A request to resize the node of an export.
     Resize(String, Resize),
+    /// Another attempt of the copy of `serve --localize` is due.
+    Localize,
     /// The result of a job that creates an image.
     ImageDone(u64, Result<(), String>),
 }
@@ -48,6 +50,7 @@ impl Daemon {
     /// Handles messages until a message or a signal ends serving.
     pub(super) async fn serve(&mut self, stop: &mut StopSignals) -> End {
         let (mailbox, moving) = (self.agenda.mailbox.clone(), self.agenda.is_moving());
+        self.localize().await;
         loop {
             // A message may have ended the last user of an image.
             self.nodes.release_unused_locks();
@@ -59,6 +62,11 @@ impl Daemon {
                     self.export_ended(&id);
                     self.tell_summary();
                 }
+                Ok(Message::Localize) => {
+                    if let Err(signal) = unless_stopped(self.localize(), &moving, stop).await {
+                        return End::Signal(signal);
+                    }
+                }
                 Ok(Message::LookForStalls) => self.exports.look_for_stalls(),
                 Ok(Message::Resize(export, resize)) => self.resize_for(&export, resize),
                 Ok(Message::Statistics(answer)) => answer.send(self.statistics()),
@@ -69,6 +77,7 @@ impl Daemon {
                     if let Err(signal) = reported {
                         return End::Signal(signal);
                     }
+                    self.look_after_localizing();
                 }
                 Ok(Message::Upgrade) => match self.upgrade_until(stop).await {
                     Err(end) => return end,
@@ -133,6 +142,9 @@ impl Daemon {
         if let Err(signal) = upgraded {
             self.resume().await;
             return Err(End::Signal(signal));
+        }
+        if let Ok(Err(_)) = &upgraded {
+            self.localize().await;
         }
         upgraded.map_err(End::Signal)
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use event_loop::{EventLoop, LoopHandle};
 use stats::{QueueNumbers, QueueStats};
 
+use crate::localize::Progress;
 use crate::logger;
 use crate::service_manager::ServiceManager;
 
@@ -19,6 +20,8 @@ const IN_LOG: u64 = 10;
 pub(crate) struct Sources {
     pub(crate) queues: Vec<Arc<QueueStats>>,
     pub(crate) loops: Vec<LoopHandle>,
+    /// The copy of `serve --localize`.
+    pub(crate) localized: Rc<Progress>,
 }
 
 /// Shows the status while the daemon runs.
@@ -32,17 +35,21 @@ struct Totals {
     bytes: u64,
     latency_ns: u64,
     errors: u64,
+    /// Percent of the copy. `None`: there is none.
+    localized: Option<u64>,
 }
 
 impl Sources {
     fn totals(&self) -> Totals {
         let mut all = QueueNumbers::default();
         self.queues.iter().for_each(|queue| all.add(&queue.get()));
-        all.kinds.iter().fold(Totals::default(), |t, kind| Totals {
+        let start = Totals { localized: self.localized.percent(), ..Totals::default() };
+        all.kinds.iter().fold(start, |t, kind| Totals {
             requests: t.requests + kind.done + kind.failed + kind.invalid,
             bytes: t.bytes + kind.bytes,
             latency_ns: t.latency_ns + kind.total_ns,
             errors: t.errors + kind.failed + kind.invalid,
+            ..t
         })
     }
 
@@ -105,6 +112,9 @@ fn parts(before: Totals, now: Totals, seconds: f64, window_us: f64) -> Vec<Strin
     if now.errors > 0 {
         parts.insert(1, format!("{} errors so far", now.errors));
     }
+    if let Some(percent) = now.localized {
+        parts.insert(1, format!("localized {percent}%"));
+    }
     parts
 }
 
@@ -114,8 +124,15 @@ mod tests {
 
     #[test]
     fn a_line_gives_rates_of_the_interval() {
-        let before = Totals { requests: 100, bytes: 0, latency_ns: 0, errors: 0 };
-        let now = Totals { requests: 300, bytes: 4 << 20, latency_ns: 2_000_000, errors: 0 };
+        let before =
+            Totals { requests: 100, bytes: 0, latency_ns: 0, errors: 0, ..Totals::default() };
+        let now = Totals {
+            requests: 300,
+            bytes: 4 << 20,
+            latency_ns: 2_000_000,
+            errors: 0,
+            ..Totals::default()
+        };
         assert_eq!(
             parts(before, now, 2.0, 32.768),
             ["100 requests/s", "2.0 MiB/s", "latency 10.0 us", "poll window 32.8 us"]
@@ -123,5 +140,7 @@ mod tests {
         assert_eq!(parts(now, now, 1.0, 0.0)[0], "0 requests/s");
         let failed = Totals { errors: 3, ..now };
         assert_eq!(parts(now, failed, 1.0, 0.0)[1], "3 errors so far");
+        let copied = Totals { localized: Some(7), ..now };
+        assert_eq!(parts(now, copied, 1.0, 0.0)[1], "localized 7%");
     }
 }

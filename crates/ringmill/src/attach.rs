@@ -87,7 +87,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
     let result = daemon::run(start, environment, |daemon| {
         let created = Pidfile::create_if(Some(&pid), Renaming::Possible)?;
         let geometry = daemon.node(SERVED_NODE)?.geometry();
-        let mut opened = describe_image(&shown, &geometry, format, is_made);
+        let mut opened = describe_image(&shown, &geometry, (kind, format), is_made);
         if attach.snapshot {
             opened += "Writes go to a temporary file, and are lost at the end\n";
             // It stays while it is open, and a kill leaves nothing behind.

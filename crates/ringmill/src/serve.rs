@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use block::node::Geometry;
 use block::options::HttpOptions;
-use block::{CreateQcow2, Credentials, Format, create_qcow2, probe_url};
+use block::{CreateQcow2, Credentials, Format, create_qcow2, is_detached, probe_url};
 use control::{
     FuseOptions, ImageKind, ObjectOptions, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions,
     Step,
@@ -18,7 +18,7 @@ use control::{
 use crate::probe::bytes;
 use crate::trace;
 use daemon::pidfile::Pidfile;
-use daemon::{DaemonError, Environment, Ready, Start, Status};
+use daemon::{DaemonError, Environment, Localize, Ready, Start, Status};
 use daemon::{confinement, spawner};
 
 /// Serves the image until a signal comes.
@@ -42,6 +42,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         spawner,
         pidfile: pidfile.clone(),
         stop_timeout: options.stop_timeout.limit(),
+        localize: localize(options, kind),
         ..Start::default()
     };
     let (is_made, mut is_ready) = (made.is_some(), false);
@@ -49,7 +50,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         let path = options.pidfile.as_deref();
         let created = Pidfile::create_if(path, confinement::renaming(&options.sandbox, path)?)?;
         let geometry = daemon.node(SERVED_NODE)?.geometry();
-        let described = describe(options, &geometry, format, is_made)?;
+        let described = describe(options, &geometry, (kind, format), is_made)?;
         daemon.confine()?;
         Pidfile::fill_if(created, &pidfile)?;
         is_ready = true;
@@ -64,13 +65,29 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     result
 }
 
+/// Returns the background copy of an image on a web server to its overlay. `None`: there is none, or it is done.
+pub(crate) fn localize(options: &ServeOptions, kind: ImageKind) -> Option<Localize> {
+    match kind {
+        ImageKind::File | ImageKind::BlockDevice => {
+            let speed = options.localize?;
+            Some(Localize { node: SERVED_NODE.to_owned(), speed })
+        }
+        ImageKind::Localized => None,
+    }
+}
+
+/// Returns whether an image's overlay needs the image no more.
+fn is_localized(options: &ServeOptions) -> Result<bool, DaemonError> {
+    let overlay = options.overlay.as_ref().filter(|overlay| overlay.is_file());
+    let Some(overlay) = overlay else { return Ok(false) };
+    is_detached(overlay).map_err(|error| failed(overlay, "reading the overlay", &error))
+}
+
 /// Returns the steps with which this process continues another process' serving, and the words of its command
 /// line. The image is not probed again: the guest has written to it since.
-pub(crate) fn go_on(
-    options: &ServeOptions,
-    arguments: &[String],
-) -> Result<(Vec<Step>, Vec<String>), DaemonError> {
+pub(crate) fn go_on(options: &ServeOptions, arguments: &[String]) -> Result<GoOn, DaemonError> {
     let kind = match fs::metadata(&options.image) {
+        _ if options.web.is_some() && is_localized(options)? => ImageKind::Localized,
         _ if options.web.is_some() => ImageKind::File,
         Ok(metadata) if metadata.file_type().is_block_device() => ImageKind::BlockDevice,
         Ok(_) => ImageKind::File,
@@ -78,7 +95,18 @@ pub(crate) fn go_on(
     };
     // Versions without `--format` served all images as raw.
     let format = options.format.unwrap_or(ServeFormat::ProbedRaw);
-    Ok((options.steps(kind, format), with_format(arguments, options, format)))
+    Ok(GoOn {
+        steps: options.steps(kind, format),
+        command_line: with_format(arguments, options, format),
+        localize: localize(options, kind),
+    })
+}
+
+/// How this process continues another process' serving.
+pub(crate) struct GoOn {
+    pub(crate) steps: Vec<Step>,
+    pub(crate) command_line: Vec<String>,
+    pub(crate) localize: Option<Localize>,
 }
 
 /// Returns the words of a command line, with the decided format added.
@@ -133,6 +161,10 @@ pub(crate) fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError>
 
 /// Looks at an image on a web server, and makes a missing overlay.
 fn on_web(options: &ServeOptions, web: &HttpOptions) -> Result<Found, DaemonError> {
+    if is_localized(options)? {
+        let format = options.format.unwrap_or(ServeFormat::ProbedRaw);
+        return Ok(Found { kind: ImageKind::Localized, format, made: None });
+    }
     let mut credentials = Credentials::default();
     for secret in &options.secrets {
         daemon::add_credentials(&mut credentials, &ObjectOptions::Secret(secret.clone()))?;
@@ -304,13 +336,17 @@ fn make(image: &Path, size: u64, format: ServeFormat) -> Result<(), DaemonError>
 pub(crate) fn describe_image(
     options: &ServeOptions,
     geometry: &Geometry,
-    format: ServeFormat,
+    (kind, format): (ImageKind, ServeFormat),
     is_made: bool,
 ) -> String {
     let (image, size) = (options.shown(), bytes(geometry.size));
     if let Some(overlay) = &options.overlay {
         let what = if is_made { "Made" } else { "Opened" };
-        return format!("{what} {} ({size}), an overlay of {image}\n", overlay.display());
+        let of = match kind {
+            ImageKind::File | ImageKind::BlockDevice => format!("an overlay of {image}"),
+            ImageKind::Localized => format!("which needs {image} no more"),
+        };
+        return format!("{what} {} ({size}), {of}\n", overlay.display());
     }
     let format = match format {
         ServeFormat::Qcow2 => "qcow2",
@@ -332,10 +368,10 @@ pub(crate) fn describe_image(
 fn describe(
     options: &ServeOptions,
     geometry: &Geometry,
-    format: ServeFormat,
+    found: (ImageKind, ServeFormat),
     is_made: bool,
 ) -> Result<String, DaemonError> {
-    let mut text = describe_image(options, geometry, format, is_made);
+    let mut text = describe_image(options, geometry, found, is_made);
     if let Some(FuseOptions { mountpoint, .. }) = &options.mount {
         let (image, file) = (options.shown(), mountpoint.display());
         return Ok(format!("{text}Serving {image} as the file {file}\n"));

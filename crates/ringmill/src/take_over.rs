@@ -8,10 +8,11 @@ use std::rc::Rc;
 
 use control::{Command, LogOptions, SandboxOptions, Step, StopTimeout, UsageError};
 
+use crate::serve::GoOn;
 use crate::{daemonize, serve};
 use daemon::confinement::Kept;
 use daemon::state_file::StateFile;
-use daemon::{DaemonError, Environment, Keeping, Ready, Start};
+use daemon::{DaemonError, Environment, Keeping, Localize, Ready, Start};
 use daemon::{confinement, spawner};
 
 /// Takes over from the daemon at the other end of standard input, and serves.
@@ -29,7 +30,7 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
         begun.map_err(|errno| DaemonError::new(format!("sigprocmask failed: {}", errno.desc())))?;
         let sandbox = sandbox?;
         let mut environment = Environment::taken_over(taken.watchdog)?;
-        let (steps, command_line) = steps(&taken.arguments)?;
+        let (steps, command_line, localize) = steps(&taken.arguments)?;
         let pidfile = taken.pidfile.as_ref().map(|(path, _)| path.as_path());
         let file = state.as_ref().map(|(path, _)| Kept { file: path, more: &[] });
         environment.sandbox = confinement::begin(&sandbox, &steps, pidfile, file)?;
@@ -37,10 +38,10 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
             let (file, state) = StateFile::take_over(path, fd)?;
             Ok::<_, DaemonError>(Keeping::new(file, &state.command_line))
         });
-        Ok((environment, steps, command_line, keeping.transpose()?))
+        Ok((environment, (steps, command_line, localize), keeping.transpose()?))
     };
     let prepared = prepare().inspect_err(|error| taken.refuse(error));
-    let (environment, steps, command_line, keeping) = prepared?;
+    let (environment, (steps, command_line, localize), keeping) = prepared?;
     // Outlives the daemon.
     let pidfile = Rc::<OnceCell<_>>::default();
     let taken = Some(taken);
@@ -54,6 +55,7 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
         keeping,
         kept: Vec::new(),
         stop_timeout: stop_timeout().limit(),
+        localize,
     };
     daemon::run(start, environment, |daemon| {
         if detached && let Err(error) = daemonize::drop_errors() {
@@ -127,14 +129,17 @@ fn named() -> (spawner::Named, bool) {
     }
 }
 
+/// See [`steps`].
+type Steps = (Vec<Step>, Option<Vec<String>>, Option<Localize>);
+
 /// Returns the steps of the command line and, for `serve`, the equivalent command line of `storage-daemon`.
-fn steps(arguments: &[String]) -> Result<(Vec<Step>, Option<Vec<String>>), DaemonError> {
+fn steps(arguments: &[String]) -> Result<Steps, DaemonError> {
     let words = iter::once("ringmill").chain(arguments.iter().map(String::as_str));
     match control::parse_args(words.map(Into::into)).map_err(DaemonError::new)? {
-        Command::StorageDaemon(options) => Ok((options.steps, None)),
+        Command::StorageDaemon(options) => Ok((options.steps, None, None)),
         Command::Serve(options) => {
-            let (steps, arguments) = serve::go_on(&options, arguments)?;
-            Ok((steps, Some(arguments)))
+            let GoOn { steps, command_line, localize } = serve::go_on(&options, arguments)?;
+            Ok((steps, Some(command_line), localize))
         }
         _ => Err(DaemonError::new("what is handed over is no daemon")),
     }

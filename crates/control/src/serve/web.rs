@@ -15,6 +15,17 @@ pub(crate) const OVERLAY: Field<ServeOptions> = Row::optional(
 )
 .path(|serve, path| put(&mut serve.overlay, Some(path)));
 
+pub(super) const LOCALIZE: Field<ServeOptions> = Row::optional(
+    "localize",
+    "only what is read is copied",
+    "copy the whole image to the overlay in the background; then the server is not needed any more",
+)
+.flag(|serve| serve.localize = serve.localize.or(Some(0)));
+
+pub(super) const LOCALIZE_SPEED: Field<ServeOptions> =
+    Row::optional("localize-speed", "no limit", "the same, with at most so many bytes per second")
+        .bytes(|serve, bytes| put(&mut serve.localize, Some(bytes)));
+
 pub(super) const URL_OPTS: Field<ServeOptions> = Row::optional(
     "url-opts",
     "the driver's defaults",
@@ -78,6 +89,10 @@ pub(super) fn check(serve: &ServeOptions) -> Result<(), OptionError> {
         }
         (Some(_), _) if serve.size.is_some() => {
             Err(OptionError::new("--size: an image on a web server cannot be made"))
+        }
+        (_, None) if serve.localize.is_some() => {
+            Err(OptionError::new("--localize: there is no overlay to copy the image to")
+                .hint("--overlay <file> names one, which is made when it is missing."))
         }
         (Some(_), Some(_)) if serve.read_only => {
             Err(OptionError::new("--overlay: an overlay is for writing")

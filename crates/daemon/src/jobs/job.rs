@@ -349,7 +349,7 @@ impl Job {
     }
 
     /// Returns the finished work and the total: in bytes, or of 1 for an image as a whole.
-    fn progress(&self) -> (u64, u64) {
+    pub(super) fn progress(&self) -> (u64, u64) {
         match &self.work {
             Work::Image { done, .. } => (u64::from(*done), 1),
             Work::Copy(copying) => match &copying.how {

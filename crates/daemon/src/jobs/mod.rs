@@ -10,7 +10,7 @@ mod worker;
 use std::sync::Arc;
 
 use block::graph::drain;
-use block::job::{End, Failure, OnError, Report, Side};
+use block::job::{Backup, End, Failure, OnError, Report, Side};
 use block::node::{BlockNode, NoWaiting};
 use control::qmp::QmpError;
 use control::qmp::events::{
@@ -28,7 +28,20 @@ pub(super) use self::options::{
 };
 use self::worker::Order;
 use super::errno::strerror;
+use super::statistics::JobStatistics;
 use super::{Daemon, DaemonError};
+
+/// How a job that copies is doing, with its serial number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Health {
+    Runs {
+        serial: u64,
+    },
+    /// An error has paused it.
+    Paused {
+        serial: u64,
+    },
+}
 
 /// The jobs, in the order of their start.
 #[derive(Default)]
@@ -55,6 +68,34 @@ impl Jobs {
     /// Describes the jobs that copy as `query-block-jobs` does. As in QEMU, the newest is first.
     pub(super) fn block_info(&self) -> Json {
         self.jobs.iter().rev().filter_map(Job::block_info).collect()
+    }
+
+    /// Returns the numbers of the jobs that copy.
+    pub(super) fn statistics(&self) -> Vec<JobStatistics> {
+        let copying = self.jobs.iter().filter(|job| job.copying().is_some());
+        let numbers = copying.map(|job| {
+            let (done_bytes, total_bytes) = job.progress();
+            JobStatistics { id: job.options.id.clone(), kind: job.kind(), done_bytes, total_bytes }
+        });
+        numbers.collect()
+    }
+
+    /// Returns the parts of a job that copies each part once, and their bytes.
+    pub(super) fn parts(&mut self, id: &str) -> Option<(Backup, u64)> {
+        match &self.find(id)?.copying()?.how {
+            How::Parts(_, backup, size) => Some((backup.clone(), *size)),
+            How::Mirror { .. } => None,
+        }
+    }
+
+    /// Returns how a job that copies is doing. `None`: there is no such job.
+    pub(super) fn health(&mut self, id: &str) -> Option<Health> {
+        let job = self.find(id)?;
+        let copying = job.copying()?;
+        Some(match copying.user_paused && copying.io_status != "ok" {
+            true => Health::Paused { serial: job.serial },
+            false => Health::Runs { serial: job.serial },
+        })
     }
 
     fn find(&mut self, id: &str) -> Option<&mut Job> {

@@ -13,8 +13,8 @@ use prometheus_client::registry::{Registry, Unit};
 use stats::{Kind, KindNumbers, QueueNumbers};
 
 use crate::statistics::{
-    ExportStatistics, ProcessStatistics, QueueStatistics, Statistics, ThreadStatistics,
-    ThrottleStatistics,
+    ExportStatistics, JobStatistics, ProcessStatistics, QueueStatistics, Statistics,
+    ThreadStatistics, ThrottleStatistics,
 };
 
 /// The format, as HTTP names it.
@@ -46,6 +46,8 @@ enum Of {
     Loop(fn(&LoopStats) -> u64),
     /// Each throttle group.
     Throttle(fn(&ThrottleStatistics) -> u64),
+    /// Each job that copies.
+    Job(fn(&JobStatistics) -> u64),
     /// Each export and node that it offers.
     Node,
     /// Each export.
@@ -146,6 +148,14 @@ fn metrics() -> Vec<Metric> {
             "throttle_group_held_requests",
             "requests that had to wait for a limit of the group",
             Of::Throttle(|group| group.held),
+        ),
+        in_unit(
+            Bytes,
+            gauge("job_done", "what a job that copies has done", Of::Job(|job| job.done_bytes)),
+        ),
+        in_unit(
+            Bytes,
+            gauge("job_total", "what that job has to do", Of::Job(|job| job.total_bytes)),
         ),
         in_unit(
             Seconds,
@@ -311,6 +321,9 @@ impl Told<'_> {
                 .throttle_groups
                 .iter()
                 .try_for_each(|group| self.count(&[("group", &group.id)], get(group))),
+            Of::Job(get) => all.jobs.iter().try_for_each(|job| {
+                self.count(&[("job_id", &job.id), ("type", job.kind)], get(job))
+            }),
             Of::Node => self.nodes(&all.exports),
             Of::Export(get) => all
                 .exports
@@ -421,6 +434,7 @@ mod tests {
             Of::Process(_) => "",
             Of::Thread(_) | Of::Loop(_) => "iothread",
             Of::Throttle(_) => "group",
+            Of::Job(_) => "job_id, type",
             Of::Node => "export, node, type",
             Of::Export(_) => "export",
             Of::Queue(_) => "export, queue, iothread",

@@ -17,6 +17,7 @@ pub(super) struct Statistics {
     pub(super) exports: Vec<ExportStatistics>,
     pub(super) threads: Vec<ThreadStatistics>,
     pub(super) throttle_groups: Vec<ThrottleStatistics>,
+    pub(super) jobs: Vec<JobStatistics>,
     /// Loop time, which all loops share.
     pub(super) now_ns: u64,
 }
@@ -71,6 +72,15 @@ pub(super) struct ThrottleStatistics {
     pub(super) id: String,
     /// Number of requests that the group has delayed.
     pub(super) held: u64,
+}
+
+/// The statistics of a job that copies.
+#[derive(Debug, Clone)]
+pub(super) struct JobStatistics {
+    pub(super) id: String,
+    pub(super) kind: &'static str,
+    pub(super) done_bytes: u64,
+    pub(super) total_bytes: u64,
 }
 
 impl ExportStatistics {

@@ -91,6 +91,7 @@ impl Daemon {
     /// The hand-over has failed. This process serves as before.
     pub(crate) async fn upgrade(&mut self) -> Result<HandedOver, DaemonError> {
         let refused = |why: String| DaemonError::new(format!("cannot upgrade: {why}"));
+        self.stop_localizing().await;
         let arguments = self.arguments_for_another().map_err(refused)?;
         let Some(successor) = self.process.successor() else {
             return Err(refused(

@@ -15,6 +15,7 @@ use super::header::{
     ORIGIN_EXTENSION, V2_LEN,
 };
 use super::image::Image;
+use super::origin::DETACHED;
 use super::steps::{SECTOR, read, write};
 use super::storage::sync;
 use crate::node::BackingName;
@@ -103,7 +104,13 @@ fn changed(first: &[u8], cluster: u64, change: &Change<'_>) -> Option<Changed> {
         let kept = all.iter().filter(|(kind, _)| stays(*kind));
         let format = format.map(|format| (BACKING_FORMAT, format));
         let bitmaps = bitmaps.iter().flatten().map(|data| (BITMAPS_EXTENSION, &data[..]));
-        let origin = change.origin.map(|origin| (ORIGIN_EXTENSION, origin.as_bytes()));
+        let had_origin = all.iter().any(|(kind, _)| *kind == ORIGIN_EXTENSION);
+        let origin = match (change.origin, change.backing) {
+            (Some(origin), _) => Some(origin),
+            (None, Some(None)) if had_origin => Some(DETACHED),
+            (None, Some(_) | None) => None,
+        };
+        let origin = origin.map(|origin| (ORIGIN_EXTENSION, origin.as_bytes()));
         let mut header = first.get(..header_len)?.to_vec();
         for (kind, data) in format.into_iter().chain(kept.copied()).chain(bitmaps).chain(origin) {
             header.extend(kind.to_be_bytes());
