@@ -29,6 +29,7 @@ pub mod replies;
 mod requests;
 pub mod scsi;
 pub mod tls;
+pub mod vduse;
 pub mod vfio_user;
 pub mod vhost_user;
 pub mod world;
@@ -209,6 +210,7 @@ mod tests {
         replies 2000
         scsi 2000
         tls 1000
+        vduse 2000
         vfio_user 2000
         vhost_user 2000
     }

@@ -97,6 +97,17 @@ const CASES: &[Case] = &[
         || call(libc::SYS_ioctl, [-1, 0x8008_6601, 0, 0]),
         [FD, FD, REFUSED, REFUSED],
     ),
+    // VDUSE_CREATE_DEV, VDUSE_VQ_INJECT_IRQ.
+    (
+        "ioctl that makes a VDUSE device",
+        || call(libc::SYS_ioctl, [-1, 0x4150_8102, 0, 0]),
+        [FD, FD, REFUSED, REFUSED],
+    ),
+    (
+        "ioctl that signals a VDUSE driver",
+        || call(libc::SYS_ioctl, [-1, 0x4004_8117, 0, 0]),
+        [FD, FD, FD, REFUSED],
+    ),
     ("clone of a process", || call(libc::SYS_clone, [17, 0, 0, 0]), [REFUSED; 4]),
     ("clone3", || call(libc::SYS_clone3, [0; 4]), [Fails(libc::ENOSYS); 4]),
     ("kill", || call(libc::SYS_kill, [1, 0, 0, 0]), [REFUSED; 4]),

@@ -2,6 +2,7 @@
 
 mod fuse;
 mod nbd;
+mod turns;
 mod ublk;
 mod vduse;
 mod vfio_user;

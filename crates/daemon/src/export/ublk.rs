@@ -1,6 +1,5 @@
 //! Exports over ublk.
 
-use std::cell::Cell;
 use std::future::ready;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -17,8 +16,8 @@ use stats::QueueStats;
 use super::super::statistics::QueueStatistics;
 use super::super::upgrade::document::{Collected, Document};
 use super::super::upgrade::{Part, TakenPart, part};
+use super::turns::Turns;
 use super::{Asked, Daemon, DaemonError, InFlightOf, Later, Running};
-use crate::signal::Signal;
 use crate::spawner::BySpawner;
 
 /// An export with its device.
@@ -29,24 +28,9 @@ struct Ublk {
     turns: Rc<Turns>,
 }
 
-/// Lets the device be taken away, and served again, one after the other.
-#[derive(Default)]
-struct Turns {
-    is_taken: Cell<bool>,
-    free: Signal,
-}
-
 impl Ublk {
-    /// Runs a task to its end, whoever gives up waiting for it, after those that run already.
     fn in_turn<T: 'static>(&self, task: impl Future<Output = T> + 'static) -> JoinHandle<T> {
-        let turns = self.turns.clone();
-        self.event_loop.spawn(async move {
-            turns.free.until(|| (!turns.is_taken.replace(true)).then_some(())).await;
-            let result = task.await;
-            turns.is_taken.set(false);
-            turns.free.notify();
-            result
-        })
+        self.turns.run(&self.event_loop, task)
     }
 }
 

@@ -158,6 +158,11 @@ impl Collected {
         json!({"dev-id": dev_id})
     }
 
+    /// Adds the file of a VDUSE device.
+    pub(crate) fn vduse(&mut self, file: OwnedFd) -> Json {
+        json!({"file": self.add(file)})
+    }
+
     /// Adds the state of an export's rings.
     pub fn rings(&mut self, rings: SavedRings) -> Json {
         json!({"messages": self.messages(rings.messages), "device": rings.device})
@@ -249,6 +254,15 @@ impl Document {
     /// The document is malformed.
     pub(crate) fn ublk(state: &Json) -> Result<u32, String> {
         number(&state["dev-id"])
+    }
+
+    /// Takes what [`Collected::vduse`] added.
+    ///
+    /// # Errors
+    ///
+    /// The document is malformed.
+    pub(crate) fn vduse(&mut self, state: &Json) -> Result<OwnedFd, String> {
+        self.fd(&state["file"])
     }
 
     /// Takes what [`Collected::messages`] added.

@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -123,10 +124,17 @@ pub struct VduseExport {
 impl VduseExport {
     /// Makes the device, or continues with one that an earlier process has left. It is served from then on.
     ///
+    /// With the file of a device that is handed over, the present daemon still serves the device: it is served here from
+    /// [`begin`](Self::begin) on.
+    ///
     /// # Errors
     ///
     /// A sentence for people, and what to do.
-    pub async fn start(event_loop: &EventLoop, config: VduseConfig) -> Result<Self, VduseError> {
+    pub async fn start(
+        event_loop: &EventLoop,
+        config: VduseConfig,
+        handed_over: Option<OwnedFd>,
+    ) -> Result<Self, VduseError> {
         let stats = queue_stats(config.queues, MAX_QUEUES)?;
         let model = DeviceConfig {
             geometry: config.node.geometry(),
@@ -138,7 +146,17 @@ impl VduseExport {
         };
         let device = Arc::new(Blk::new(model, config.node.clone(), stats.clone())?);
         let control = Control::open().map_err(VduseError::unopened)?;
-        let Found { file, record, is_new } = find(event_loop, &control, &config, &*device).await?;
+        let is_served_elsewhere = handed_over.is_some();
+        let made = Made {
+            features: device.features() & !CONFIG_WCE | TRANSPORT_FEATURES,
+            queues: config.queues,
+            queue_size: config.queue_size,
+            block: config.logical_block_size,
+        };
+        let Found { file, record, is_new } = match handed_over {
+            Some(file) => Found { record: known(&config, &made)?, file, is_new: false },
+            None => find(event_loop, &control, &config, &*device, made).await?,
+        };
         let file = Arc::new(file);
         let workers = match workers(event_loop, &config, device.clone()).await {
             Ok(workers) => workers,
@@ -151,33 +169,85 @@ impl VduseExport {
         let session = Rc::new(Session {
             id: config.id.as_str().into(),
             event_loop: event_loop.clone(),
-            file: file.clone(),
+            iotlb: Iotlb(file.clone()),
+            file,
             device,
             workers,
             queue_size: config.queue_size,
             record,
-            iotlb: Iotlb(file.clone()),
             running: RefCell::default(),
         });
-        if !is_new {
-            session.show_config();
-            session.adopt().await.map_err(|why| {
-                VduseError::new(format!("{FOLDER}/{} cannot be continued: {why}", config.name))
-            })?;
-        }
-        let events = PollFlags::POLLIN.bits().cast_unsigned().into();
-        let readiness = Readiness::new(event_loop, file, events);
-        let (end, ended) = oneshot::channel();
-        let messages = event_loop.spawn(session.clone().serve(readiness, ended));
         session.follow_size();
-        Ok(VduseExport {
+        let export = VduseExport {
             name: config.name,
             control,
             io_threads: config.io_threads,
             stats,
             session,
-            messages: RefCell::new(Some((end, messages))),
-        })
+            messages: RefCell::default(),
+        };
+        if is_new {
+            export.serve();
+        } else if !is_served_elsewhere {
+            export.begin().await?;
+        }
+        Ok(export)
+    }
+
+    /// Continues with the device and its driver, after [`quiesce`](Self::quiesce) or in the next process.
+    ///
+    /// # Errors
+    ///
+    /// A sentence for people. The device stays, and its requests wait.
+    pub async fn begin(&self) -> Result<(), VduseError> {
+        if self.messages.borrow().is_some() {
+            return Ok(());
+        }
+        self.session.show_config();
+        self.session.adopt().await.map_err(|why| {
+            VduseError::new(format!("{FOLDER}/{} cannot be continued: {why}", self.name))
+        })?;
+        self.serve();
+        Ok(())
+    }
+
+    /// Handles messages from now on.
+    fn serve(&self) {
+        let Session { event_loop, file, .. } = &*self.session;
+        let events = PollFlags::POLLIN.bits().cast_unsigned().into();
+        let readiness = Readiness::new(event_loop, file.clone(), events);
+        let (end, ended) = oneshot::channel();
+        let messages = event_loop.spawn(self.session.clone().serve(readiness, ended));
+        *self.messages.borrow_mut() = Some((end, messages));
+    }
+
+    /// Handles no more messages, and finishes the requests in flight.
+    async fn pause(&self) {
+        let messages = self.messages.take();
+        if let Some((end, ended)) = messages {
+            end.send(());
+            let _ = ended.await;
+        }
+        self.session.stop(Held::Left).await;
+    }
+
+    /// Takes no more requests, and finishes those in flight, until [`begin`](Self::begin), or for another process.
+    ///
+    /// # Errors
+    ///
+    /// The flush failed, or a loop has ended.
+    pub async fn quiesce(&self, flush: bool) -> Result<(), ExportError> {
+        self.pause().await;
+        if flush { self.flush().await } else { Ok(()) }
+    }
+
+    /// Returns the device's file, for another process. A second process cannot open it.
+    ///
+    /// # Errors
+    ///
+    /// As of fcntl(2), `F_DUPFD`.
+    pub fn hand_over(&self) -> io::Result<OwnedFd> {
+        self.session.file.try_clone()
     }
 
     /// Returns whether a driver uses the device.
@@ -250,12 +320,7 @@ impl VduseExport {
     ///
     /// The flush failed, or a loop has ended.
     pub async fn stop_telling(self, on_quiet: impl FnOnce()) -> Result<(), ExportError> {
-        let messages = self.messages.take();
-        if let Some((end, ended)) = messages {
-            end.send(());
-            let _ = ended.await;
-        }
-        self.session.stop(Held::Left).await;
+        self.pause().await;
         on_quiet();
         let flushed = self.flush().await;
         let VduseExport { name, control, session, .. } = self;
@@ -323,15 +388,10 @@ async fn find(
     control: &Control,
     config: &VduseConfig,
     device: &dyn Device,
+    made: Made,
 ) -> Result<Found, VduseError> {
     let name = &config.name;
     let path = format!("{FOLDER}/{name}");
-    let made = Made {
-        features: device.features() & !CONFIG_WCE | TRANSPORT_FEATURES,
-        queues: config.queues,
-        queue_size: config.queue_size,
-        block: config.logical_block_size,
-    };
     let space = device.config_space();
     let description = Description {
         name,
@@ -378,7 +438,6 @@ async fn existing(
 ) -> Result<Found, VduseError> {
     let name = &config.name;
     let path = format!("{FOLDER}/{name}");
-    let refused = |why: String| VduseError::new(format!("{path} cannot be continued: {why}"));
     let deadline = event_loop.now_ns() + TAKEN_NS;
     let file = loop {
         match open(&path) {
@@ -394,6 +453,14 @@ async fn existing(
             }
         }
     };
+    Ok(Found { file, record: known(config, made)?, is_new: false })
+}
+
+/// Returns the record of a device that exists, if the device was made with the same options.
+fn known(config: &VduseConfig, made: &Made) -> Result<Record, VduseError> {
+    let name = &config.name;
+    let refused =
+        |why: String| VduseError::new(format!("{FOLDER}/{name} cannot be continued: {why}"));
     let folder = config.records.display();
     let record = Record::of_device(&config.records, name).map_err(|error| {
         refused(format!("the record of its requests in {folder} cannot be read: {error}"))
@@ -413,7 +480,7 @@ async fn existing(
         ))
         .hint("Use the options that it was made with, or take it off the bus: vdpa dev del."));
     }
-    Ok(Found { file, record, is_new: false })
+    Ok(record)
 }
 
 /// Removes what a failed start has left. A device that was found stays.
