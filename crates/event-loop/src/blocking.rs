@@ -3,39 +3,33 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::marker::PhantomData;
 use std::os::fd::{BorrowedFd, RawFd};
 
 use crate::op::IoOp;
 use crate::slots::InFlight;
 
-/// The first segment of a call's buffers, for the call's result.
+/// A copy of the first segment of a call's buffers, for the call's result.
 ///
-/// See [`BlockingCall`](crate::BlockingCall).
-pub struct CallMemory<'a> {
-    base: *mut u8,
-    len: usize,
-    _operation: PhantomData<&'a BlockingOp>,
-}
+/// The loop copies it back before the operation completes, so that only the loop's thread accesses the segment. See
+/// [`BlockingCall`](crate::BlockingCall).
+#[derive(Debug)]
+pub struct CallMemory<'a>(&'a mut [u8]);
 
 impl CallMemory<'_> {
     /// Returns the segment's length in bytes: 0 for an operation without buffers.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     /// Returns whether there is no byte.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.is_empty()
     }
 
     /// Writes `bytes` from byte `at` of the segment on, as many as there is room for.
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
-        let len = bytes.len().min(self.len.saturating_sub(at));
-        if len > 0 {
-            // SAFETY: inside the segment, which is writable, see `BlockingOp::new`.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.add(at), len) };
-        }
+        let room = self.0.get_mut(at..).unwrap_or_default();
+        room.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
     }
 }
 
@@ -45,7 +39,12 @@ pub(crate) struct BlockingOp {
     op: IoOp,
     segments: *const libc::iovec,
     count: i32,
+    /// Of an [`IoOp::Call`]: see [`CallMemory`].
+    answer: Answer,
 }
+
+/// What a call has put into its copy of the first segment; `None`: there is none.
+pub(crate) type Answer = Option<Box<Vec<u8>>>;
 
 // SAFETY: the pointers lead to memory that the loop's slot owns until the operation's completion, which
 // comes after `run`. Nothing else accesses the description of the segments meanwhile.
@@ -55,11 +54,20 @@ impl BlockingOp {
     /// The caller keeps `in_flight` in its slot until `run`'s result has come back.
     pub(crate) fn new(in_flight: &InFlight) -> Self {
         let segments = in_flight.bufs.iovecs();
+        let answer = match (in_flight.op, segments.first()) {
+            (IoOp::Call { .. }, Some(first)) => {
+                let mut bytes = vec![0; first.iov_len];
+                in_flight.bufs.copy_out(0, &mut bytes);
+                Some(Box::new(bytes))
+            }
+            _ => None,
+        };
         BlockingOp {
             fd: in_flight.file.raw_fd(),
             op: in_flight.op,
             segments: segments.as_ptr(),
             count: i32::try_from(segments.len()).unwrap_or(i32::MAX),
+            answer,
         }
     }
 
@@ -67,17 +75,18 @@ impl BlockingOp {
     #[cfg(test)]
     pub(crate) fn nothing() -> Self {
         let op = IoOp::Fsync { data_only: true };
-        BlockingOp { fd: -1, op, segments: std::ptr::null(), count: 0 }
+        BlockingOp { fd: -1, op, segments: std::ptr::null(), count: 0, answer: None }
     }
 
-    /// Carries out the operation. Returns a count, or a negated errno.
-    pub(crate) fn run(&self) -> i32 {
+    /// Carries out the operation. Returns a count, or a negated errno, and a call's answer.
+    pub(crate) fn run(mut self) -> (i32, Answer) {
         loop {
             let result = match self.op {
                 IoOp::Call { call, offset, len } => {
                     // SAFETY: the descriptor is open, see `new`.
                     let file = unsafe { BorrowedFd::borrow_raw(self.fd) };
-                    (call.run)(file, offset, len, &mut self.memory())
+                    let memory = self.answer.as_deref_mut().map_or(&mut [][..], Vec::as_mut_slice);
+                    (call.run)(file, offset, len, &mut CallMemory(memory))
                 }
                 // Not reached: commands need a ring.
                 IoOp::Command { .. } => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
@@ -94,19 +103,9 @@ impl BlockingOp {
                 Err(error) => -error.raw_os_error().unwrap_or(libc::EIO),
             };
             if result != -libc::EINTR {
-                return result;
+                return (result, self.answer);
             }
         }
-    }
-
-    fn memory(&self) -> CallMemory<'_> {
-        let (mut base, mut len) = (std::ptr::null_mut(), 0);
-        if self.count > 0 {
-            // SAFETY: there is a segment, and its description is valid, see `new`.
-            let segment = unsafe { *self.segments };
-            (base, len) = (segment.iov_base.cast(), segment.iov_len);
-        }
-        CallMemory { base, len, _operation: PhantomData }
     }
 
     fn call(&self) -> isize {

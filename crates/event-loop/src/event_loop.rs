@@ -507,8 +507,8 @@ impl EventLoop {
                 &self.0.shared.name,
                 self.0.pool_config,
                 birth,
-                move |user_data, result| {
-                    handle.send_pool_result(user_data, result);
+                move |user_data, result, answer| {
+                    handle.send_pool_result(user_data, result, answer);
                 },
             )
         }))

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::blocking::Answer;
 use crate::event_loop::EventLoop;
 use crate::flag::Flag;
 use crate::inbox::{Inbox, Pushed};
@@ -26,6 +27,7 @@ pub(crate) enum Message {
         user_data: u64,
         /// A count, or a negated errno.
         result: i32,
+        answer: Answer,
     },
     /// See [`LoopHandle::stop`].
     Stop,
@@ -141,9 +143,9 @@ impl LoopHandle {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    pub(crate) fn send_pool_result(&self, user_data: u64, result: i32) {
+    pub(crate) fn send_pool_result(&self, user_data: u64, result: i32, answer: Answer) {
         // Cannot fail: the loop waits for its pool before it ends.
-        let _ = self.shared.send_for_sure(Message::PoolResult { user_data, result });
+        let _ = self.shared.send_for_sure(Message::PoolResult { user_data, result, answer });
     }
 
     pub(crate) fn send(&self, message: Message) -> Result<(), LoopGone> {

@@ -372,9 +372,14 @@ impl EventLoop {
             Message::Call(call) => call(self),
             Message::BottomHalf(id, flag) => self.run_bottom_half(id, &flag),
             Message::WakeTask(waker) => self.0.tasks.make_ready(&waker),
-            Message::PoolResult { user_data, result } => {
+            Message::PoolResult { user_data, result, answer } => {
                 trace!(probes::thread_pool_complete_aio(self.trace_ctx(), user_data, result));
                 self.0.with_pool.set(self.0.with_pool.get() - 1);
+                if let (Some(answer), UserData::Op(id)) = (answer, UserData::unpack(user_data))
+                    && let Some(call) = self.0.slots.borrow_mut().get_mut(id)
+                {
+                    call.bufs.copy_in(0, &answer);
+                }
                 self.dispatch_completion(Completion { user_data, result, more: false });
             }
             Message::Stop => self.0.stopping.set(true),

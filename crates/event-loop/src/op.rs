@@ -87,7 +87,7 @@ pub struct BlockingCall {
     /// The name, for trace points.
     pub name: &'static CStr,
     /// Carries out the call on `offset` and `len` of the file, in bytes. Called on a pool thread. The memory
-    /// is the first segment of the operation's buffers. Returns a count; an error is the operation's result.
+    /// is a copy of the first segment of the operation's buffers. Returns a count; an error is the operation's result.
     /// `EINTR` repeats the call.
     pub run: fn(BorrowedFd<'_>, u64, u64, &mut CallMemory<'_>) -> io::Result<usize>,
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
-use crate::blocking::BlockingOp;
+use crate::blocking::{Answer, BlockingOp};
 use crate::lanes::{Call, Lane, Lanes};
 use crate::sync::lock;
 
@@ -116,11 +116,12 @@ impl Job {
     /// Runs the job on a pool thread, which survives a panic: the hook reports it, and the operation fails.
     ///
     /// A call that panics drops the sender of its result.
-    fn run(self, done: impl Fn(u64, i32)) {
+    fn run(self, done: impl Fn(u64, i32, Answer)) {
         match self {
             Job::Op(op, user_data) => {
-                let result = catch_unwind(AssertUnwindSafe(|| op.run()));
-                done(user_data, result.unwrap_or(-libc::EIO));
+                let ended = catch_unwind(AssertUnwindSafe(|| op.run()));
+                let (result, answer) = ended.unwrap_or((-libc::EIO, None));
+                done(user_data, result, answer);
             }
             Job::Call(call) | Job::Compute(_, call) => drop(catch_unwind(AssertUnwindSafe(call))),
         }
@@ -128,9 +129,12 @@ impl Job {
 
     /// Runs the job at its submission. A panic is the caller's.
     #[cfg(any(test, feature = "sim"))]
-    fn run_at_once(self, done: impl Fn(u64, i32)) {
+    fn run_at_once(self, done: impl Fn(u64, i32, Answer)) {
         match self {
-            Job::Op(op, user_data) => done(user_data, op.run()),
+            Job::Op(op, user_data) => {
+                let (result, answer) = op.run();
+                done(user_data, result, answer);
+            }
             Job::Call(call) | Job::Compute(_, call) => call(),
         }
     }
@@ -158,7 +162,7 @@ struct Shared {
     name: String,
     config: ThreadPoolConfig,
     birth: ThreadBirth,
-    done: Box<dyn Fn(u64, i32) + Send + Sync>,
+    done: Box<dyn Fn(u64, i32, Answer) + Send + Sync>,
     /// Most computations at once.
     most_computing: usize,
 }
@@ -182,12 +186,12 @@ struct PoolState {
 }
 
 impl ThreadPool {
-    /// A pool without threads. A pool thread calls `done` with each operation's `user_data` and result.
+    /// A pool without threads. A pool thread calls `done` with each operation's `user_data`, result and answer.
     pub(crate) fn new(
         name: &str,
         config: ThreadPoolConfig,
         birth: ThreadBirth,
-        done: impl Fn(u64, i32) + Send + Sync + 'static,
+        done: impl Fn(u64, i32, Answer) + Send + Sync + 'static,
     ) -> Self {
         ThreadPool {
             shared: Arc::new(Shared {
@@ -423,7 +427,7 @@ mod tests {
         let together = Arc::new(Barrier::new(all + 1));
         let there = together.clone();
         let config = ThreadPoolConfig { min, max: all };
-        let pool = ThreadPool::new("test", config, ThreadBirth::default(), move |_, _| {
+        let pool = ThreadPool::new("test", config, ThreadBirth::default(), move |_, _, _| {
             there.wait();
         });
         assert_eq!(alive(&pool), 0);
@@ -445,7 +449,7 @@ mod tests {
         let done = Arc::new(Mutex::new(Vec::new()));
         let there = done.clone();
         let config = ThreadPoolConfig { min: 9, max: 3 };
-        let pool = ThreadPool::new("test", config, ThreadBirth::default(), move |n, _| {
+        let pool = ThreadPool::new("test", config, ThreadBirth::default(), move |n, _, _| {
             lock(&there).push(n)
         });
         pool.start_minimum().unwrap();
@@ -463,7 +467,7 @@ mod tests {
     #[test]
     fn more_threads_than_a_process_can_have_are_refused() {
         let config = ThreadPoolConfig { min: ThreadPoolConfig::MOST + 1, max: usize::MAX };
-        let pool = ThreadPool::new("test", config, ThreadBirth::default(), |_, _| {});
+        let pool = ThreadPool::new("test", config, ThreadBirth::default(), |_, _, _| {});
         let error = pool.start_minimum().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         assert!(error.to_string().contains("1025 threads"), "{error}");
@@ -479,7 +483,7 @@ mod tests {
             "test",
             ThreadPoolConfig::default(),
             ThreadBirth::default(),
-            move |n, _| lock(&done).send(n).unwrap(),
+            move |n, _, _| lock(&done).send(n).unwrap(),
         );
         let most = pool.shared.most_computing;
         let begun = Arc::new((Mutex::new((0, 0)), Condvar::new()));
@@ -522,7 +526,7 @@ mod tests {
             let shared;
             {
                 let config = ThreadPoolConfig { min: 0, max: 16 };
-                let pool = ThreadPool::new("test", config, ThreadBirth::default(), |_, _| {});
+                let pool = ThreadPool::new("test", config, ThreadBirth::default(), |_, _, _| {});
                 pool.submit(&mut jobs(16)).unwrap();
                 shared = Arc::downgrade(&pool.shared);
             }

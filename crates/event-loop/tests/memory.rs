@@ -9,7 +9,8 @@ use std::sync::Arc;
 use common::*;
 use event_loop::ring::sim::{Faults, Verdict};
 use event_loop::{
-    AlignedBuf, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, LoopConfig, Progress, Trigger,
+    AlignedBuf, BlockingCall, Engine, EventLoop, Handler, HandlerId, IoBufs, IoOp, LoopConfig,
+    Progress, Trigger,
 };
 
 /// Memory whose life is visible as the count of its `Rc`.
@@ -106,6 +107,42 @@ fn memory_reused_slots_ignore_old_completions() {
             drop(read);
         } else {
             assert_eq!(event_loop.block_on(read).unwrap().0.unwrap(), 8);
+        }
+    }
+}
+
+/// A list that shares the memory of a call under way has the bytes of before, or all of the call's.
+#[test]
+fn memory_of_a_call_is_written_on_the_loops_thread() {
+    const LEN: usize = 64 << 10;
+    static FILL: BlockingCall = BlockingCall {
+        name: c"fill",
+        run: |_, byte, _, memory| {
+            (0..memory.len()).step_by(8).for_each(|at| memory.put(at, &[byte as u8; 8]));
+            Ok(memory.len())
+        },
+    };
+    for (name, event_loop) in loops() {
+        let file = event_loop.register_file(tempfile(b""));
+        let mut bufs = AlignedBuf::io_bufs(LEN, 4096).unwrap();
+        let (mut shared, mut found) = (IoBufs::new(), vec![0; LEN]);
+        for byte in 1..=20 {
+            shared.set_part(&bufs, 0, LEN, 1);
+            let done = Rc::new(RefCell::new(None));
+            let fill = IoOp::Call { call: &FILL, offset: byte, len: 0 };
+            let (operation, end) =
+                (event_loop.operate(&file, fill, Engine::Threads, bufs), done.clone());
+            event_loop.spawn(async move {
+                end.replace(Some(operation.await));
+            });
+            while done.borrow().is_none() {
+                event_loop.run_once(false).unwrap();
+                shared.copy_out(0, &mut found);
+                assert!(found.iter().all(|other| *other == found[0]), "{name}: a mixture");
+            }
+            let (filled, back) = done.take().unwrap();
+            assert_eq!((filled.unwrap(), u64::from(found[0])), (LEN, byte), "{name}");
+            bufs = back;
         }
     }
 }
