@@ -88,14 +88,8 @@ fn what_clients_ask_for_is_begun_in_bounded_parts_by_turns() {
     let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
     let (server, export) = serve(&event_loop, &dir, 1 << 30, Vec::new());
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| client(&event_loop, &dir)).collect();
-    let request = |cookie: usize| {
-        let head = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0];
-        let cookie = (cookie as u64).to_be_bytes();
-        [&head[..], &cookie, &0u64.to_be_bytes(), &LEN.to_be_bytes()].concat()
-    };
     for client in &mut clients {
-        let requests: Vec<u8> = (0..REQUESTS).flat_map(request).collect();
-        client.write_all(&requests).unwrap();
+        client.write_all(&reads(REQUESTS)).unwrap();
     }
     let stats = export.queue_stats()[0].clone();
     let mut taken = stats.get().taken;
@@ -117,6 +111,34 @@ fn what_clients_ask_for_is_begun_in_bounded_parts_by_turns() {
     });
     drop(clients);
     until(&event_loop, || !export.is_connected());
+    event_loop.block_on(export.stop()).unwrap().unwrap();
+    event_loop.block_on(server.stop()).unwrap();
+}
+
+/// So many reads of [`LEN`] bytes.
+fn reads(count: usize) -> Vec<u8> {
+    let request = |cookie: usize| {
+        let head = [0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0];
+        let cookie = (cookie as u64).to_be_bytes();
+        [&head[..], &cookie, &0u64.to_be_bytes(), &LEN.to_be_bytes()].concat()
+    };
+    (0..count).flat_map(request).collect()
+}
+
+#[test]
+fn clients_that_have_left_are_read_nothing() {
+    let dir = Dir::new();
+    let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+    let (server, export) = serve(&event_loop, &dir, 1 << 30, Vec::new());
+    let clients: Vec<_> = (0..CLIENTS).map(|_| client(&event_loop, &dir)).collect();
+    for mut client in clients {
+        client.write_all(&reads(REQUESTS)).unwrap();
+    }
+    until(&event_loop, || !export.is_connected());
+    let taken = export.queue_stats()[0].get().taken;
+    // Those that have their turn at once are not asked whether they are there.
+    let all = (CLIENTS * REQUESTS) as u64;
+    assert!(taken < all / 4, "{taken} of {all} reads are carried out for nobody");
     event_loop.block_on(export.stop()).unwrap().unwrap();
     event_loop.block_on(server.stop()).unwrap();
 }

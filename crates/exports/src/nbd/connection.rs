@@ -10,7 +10,7 @@ mod pause;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use block::request::{Op, Request, RequestOwner};
 use block::track::DirtyBitmap;
 use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
 use stats::InFlight;
 use stats::{Batch, Kind, QueueStats};
@@ -235,6 +236,9 @@ impl Connection {
         self.waits.set(false);
         // It may have found another reason to wait.
         if self.stalled.take() {
+            if is_gone(&self.fd) {
+                self.deaf.set(true);
+            }
             self.process_batch();
         }
     }
@@ -252,6 +256,10 @@ impl Connection {
             }
             let next = self.state.borrow_mut().next(now_ns);
             match next {
+                // No reply can be sent. Writes are carried out: the client may have left after its last one.
+                Next::Submit { op: Op::Read, tag, .. } if self.deaf.get() => {
+                    self.state.borrow_mut().forget(tag);
+                }
                 Next::Submit { op, offset, len, bufs, tag } => {
                     self.service.stats.taken.add(1);
                     self.service.turns.begin(now_ns, bufs.len());
@@ -461,6 +469,18 @@ impl Connection {
             _ => self.batch.done(stats, kind, bytes, started_ns, now_ns),
         }
     }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.service.turns.bury(self.state.get_mut().take_memory());
+    }
+}
+
+/// Whether the client has closed both directions of its socket. Of TCP, that is known once it has refused data.
+fn is_gone(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 impl IoTarget for Connection {

@@ -131,6 +131,11 @@ impl ServerState {
         })
     }
 
+    /// The connection's memory, at its end.
+    pub(super) fn take_memory(&mut self) -> IoBufs {
+        std::mem::take(&mut self.arena.whole)
+    }
+
     // ---- bytes in ------------------------------------------------------------------------------
 
     /// The memory for what comes next: the rest of a payload straight to its place, and behind it
@@ -514,7 +519,8 @@ impl ServerState {
         self.sent();
     }
 
-    fn forget(&mut self, tag: u32) {
+    /// Frees the slot of a request that is not carried out, or has been answered.
+    pub(super) fn forget(&mut self, tag: u32) {
         let Some(slot) = self.slots.get_mut(tag) else { return };
         if let Some(memory) = slot.memory.take() {
             self.arena.give(memory);

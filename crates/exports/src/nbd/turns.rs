@@ -3,7 +3,8 @@
 //!
 //! The kernel copies from the page cache within the loop's iteration, and a null node answers there, while
 //! everything else on the thread waits. So once enough bytes are begun, further requests wait for the next
-//! iteration, however many clients send them.
+//! iteration, however many clients send them. Memory of clients that have left, whose pages the kernel takes back one by
+//! one, is freed in turns, too.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -28,6 +29,8 @@ pub(super) struct Turns {
     pub(super) meter: Meter,
     /// Connections with costly replies to put together, in turns.
     costly: RefCell<VecDeque<Weak<Connection>>>,
+    /// Memory of connections that have ended.
+    graves: RefCell<VecDeque<IoBufs>>,
     /// A timer for the next iteration is submitted.
     armed: Cell<bool>,
 }
@@ -42,6 +45,7 @@ impl Turns {
             waiting: RefCell::default(),
             meter: event_loop.meter(),
             costly: RefCell::default(),
+            graves: RefCell::default(),
             armed: Cell::new(false),
         })
     }
@@ -79,6 +83,12 @@ impl Turns {
         self.arm();
     }
 
+    /// Frees a connection's memory: that of one connection in an iteration.
+    pub(super) fn bury(&self, memory: IoBufs) {
+        self.graves.borrow_mut().push_back(memory);
+        self.arm();
+    }
+
     fn arm(&self) {
         let Some(me) = self.me.upgrade().filter(|_| !self.armed.replace(true)) else { return };
         let me: Rc<dyn IoTarget> = me;
@@ -89,7 +99,9 @@ impl Turns {
     fn run(&self) {
         self.run_costly();
         self.run_waiting();
-        if !self.waiting.borrow().is_empty() || !self.costly.borrow().is_empty() {
+        drop(self.graves.borrow_mut().pop_front());
+        let are_empty = self.waiting.borrow().is_empty() && self.costly.borrow().is_empty();
+        if !are_empty || !self.graves.borrow().is_empty() {
             self.arm();
         }
     }
