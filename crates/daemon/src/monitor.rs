@@ -244,6 +244,8 @@ impl<F: Fn(Request) + 'static> Monitor<F> {
                 }
                 take_turns().await;
             }
+            // More may have come of a line without end.
+            take_turns().await;
         }
     }
 
@@ -345,5 +347,57 @@ impl Client {
             }
         };
         until(self.changed.until(|| self.lost.get()), written).await.unwrap_or_else(|why| why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use event_loop::LoopConfig;
+    use nix::sys::socket::recv;
+
+    use super::*;
+    use crate::Environment;
+
+    #[test]
+    fn a_line_without_end_is_read_in_turns() {
+        let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+        let turn = Rc::new(Turn::default());
+        turn.begin();
+        let monitor = Rc::new(Monitor {
+            id: "monitor".into(),
+            event_loop: event_loop.clone(),
+            pretty: false,
+            clients: Clients::new(Environment::default().host),
+            turn,
+            requests: drop::<Request>,
+            here: RefCell::default(),
+        });
+        let (mut client, served) = UnixStream::pair().unwrap();
+        let unread = served.try_clone().unwrap();
+        let mut bytes = vec![b'x'; 1 << 20];
+        client.set_nonblocking(true).unwrap();
+        let mut left = 0;
+        while let Ok(more) = client.write(&bytes[..4096]) {
+            left += more;
+        }
+        assert!(left > 100_000, "{left} bytes wait");
+        let turns = Rc::new(Cell::new(0));
+        let taken = turns.clone();
+        event_loop.spawn(async move {
+            loop {
+                take_turns().await;
+                taken.update(|turns| turns + 1);
+            }
+        });
+        monitor.take(served.into());
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        let reads = left / 4096;
+        while recv(unread.as_raw_fd(), &mut bytes, flags).is_ok() {
+            event_loop.run_once(false).unwrap();
+        }
+        assert!(turns.get() >= reads, "another task had {} turns in {reads} reads", turns.get());
     }
 }
