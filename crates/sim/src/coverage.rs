@@ -23,6 +23,7 @@ macro_rules! counters {
 
 counters! {
     requests "requests answered",
+    attacks "attacks of a hostile client",
     commands "QMP commands answered",
     qcow2 "requests answered on qcow2 images",
     qcow2_hard "of them, in worlds with kills or power cuts",

@@ -19,7 +19,7 @@ use crate::host::{Loop, Loops, Machines, Process};
 use crate::image::{Format, Image};
 use crate::listener::Socket;
 use crate::machine::{ActorId, Machine};
-use crate::{client, guest};
+use crate::{attacker, client, guest};
 
 /// The name of the throttle group.
 pub(crate) const GROUP: &str = "group";
@@ -100,6 +100,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) machine: &'a Machine,
     pub(crate) plan: &'a Plan,
     pub(crate) disks: &'a [Disk],
+    /// The image that the attacker uses, if there is one.
+    pub(crate) attacked: Option<&'a Image>,
     pub(crate) nbd_socket: &'a Socket,
     pub(crate) monitor: &'a Socket,
     pub(crate) storage: &'a Storage,
@@ -162,7 +164,7 @@ impl Daemon {
             Offered::Nbd => None,
         });
         give_all(&mut (2_000..).zip(exported));
-        let arguments = command_line(plan, disks);
+        let arguments = command_line(plan, disks, around.attacked);
         let (result, state) = (daemon.ended.clone(), around.state.clone());
         let run = move |control: &EventLoop| {
             let steps = parse(&arguments).steps;
@@ -296,7 +298,7 @@ fn io_name(number: usize) -> String {
 }
 
 /// The daemon's command line.
-fn command_line(plan: &Plan, disks: &[Disk]) -> Vec<String> {
+fn command_line(plan: &Plan, disks: &[Disk], attacked: Option<&Image>) -> Vec<String> {
     let mut arguments = vec!["ringmill".to_owned(), "storage-daemon".to_owned()];
     let mut add = |option: &str, value: Json| {
         arguments.extend([option.to_owned(), value.to_string()]);
@@ -311,7 +313,16 @@ fn command_line(plan: &Plan, disks: &[Disk]) -> Vec<String> {
         add("--blockdev", blockdev(number, disk));
     }
     let address = |name: &str| json!({"type": "fd", "str": name});
-    if disks.iter().any(|disk| matches!(disk.offered, Offered::Nbd)) {
+    if let Some(image) = attacked {
+        let path = image.path().display().to_string();
+        let file = json!({
+            "driver": "file", "filename": path, "locking": "off", "discard": "unmap",
+            "node-name": attacker::NAME,
+        });
+        add("--blockdev", file);
+    }
+    let is_nbd = |disk: &Disk| matches!(disk.offered, Offered::Nbd);
+    if attacked.is_some() || disks.iter().any(is_nbd) {
         add("--nbd-server", json!({"addr": address(NBD), "handshake-max-seconds": 10}));
     }
     for (number, disk) in disks.iter().enumerate() {
@@ -342,6 +353,14 @@ fn command_line(plan: &Plan, disks: &[Disk]) -> Vec<String> {
                 export["num-queues"] = (*queues).into();
             }
         }
+        add("--export", export);
+    }
+    if attacked.is_some() {
+        let name = attacker::NAME;
+        let export = json!({
+            "type": "nbd", "id": name, "node-name": name, "name": name, "writable": true,
+            "iothread": io_threads,
+        });
         add("--export", export);
     }
     let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);

@@ -40,6 +40,7 @@ impl World {
             machine: &self.machine,
             plan: &self.plan,
             disks: &self.disks,
+            attacked: self.attacked.as_ref(),
             nbd_socket: &self.nbd_socket,
             monitor: &self.monitor,
             storage: &self.storage,

@@ -5,6 +5,7 @@
 //! sends QMP commands, and faults come by the seed. The same seed shows the same failure again.
 
 mod ahci;
+mod attacker;
 mod chain;
 mod client;
 mod coverage;

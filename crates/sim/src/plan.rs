@@ -24,11 +24,12 @@ impl Plan {
             clients: Vec::new(),
             ahci_guests: Vec::new(),
             nvme_guests: Vec::new(),
+            is_attacked: false,
             requests: requests.unwrap_or(REQUESTS),
             pause: random.pick(&[0, 10, 50, 200]),
         };
         // Of 16 seeds, five have power cuts, two qcow2 images, three virtio-scsi, two NBD, and three NVMe or AHCI. Of
-        // every other 16, five have VMMs that replace kick eventfds.
+        // every other 16, five have VMMs that replace kick eventfds, and four an attacker.
         let is_odd = seed / 16 % 2 == 1;
         match seed % 16 {
             0 => {
@@ -76,6 +77,13 @@ impl Plan {
         }
         if is_odd && matches!(seed % 16, 1 | 3 | 5 | 9 | 14) {
             plan.guests.iter_mut().for_each(guest::Plan::replace_kicks);
+        }
+        plan.is_attacked = is_odd && matches!(seed % 16, 2 | 6 | 11 | 15);
+        if plan.is_attacked {
+            // What waits in a backlog, or is repeated, is begun at once, whatever the shares.
+            let faults = &mut plan.daemon.faults;
+            (faults.entries, faults.full, faults.early_return) = (256, 0, 0);
+            (faults.short, faults.fail) = (0, 0);
         }
         plan
     }

@@ -12,6 +12,7 @@ use event_loop::ring::sim::{
 };
 
 use crate::ahci::{self, AhciGuest};
+use crate::attacker;
 use crate::client::{self, Client};
 use crate::coverage::Coverage;
 use crate::daemon::{self, Daemon, Disk, Offered};
@@ -40,6 +41,8 @@ pub(crate) struct World {
     pub(crate) fds: Rc<Fds>,
     /// The socket of the NBD server.
     pub(crate) nbd_socket: Rc<Socket>,
+    /// The image that the attacker uses, if there is one.
+    pub(crate) attacked: Option<Image>,
     /// The socket of the monitor.
     pub(crate) monitor: Rc<Socket>,
     /// The daemon that serves, and during an upgrade the one that takes over.
@@ -99,6 +102,10 @@ const LOOK_NS: u64 = 10_000_000;
 /// Maximum time without any answer, nanoseconds.
 const STUCK_NS: u64 = 60_000_000_000;
 
+/// Maximum bytes of reads and writes that a loop begins between two calls of its ring: a share for each of the disks'
+/// users and the attacker, and a job's copies. A flood of the attacker has four times as much.
+const MOST_BEGUN: u64 = 8 << 20;
+
 /// The result of a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Outcome {
@@ -120,6 +127,8 @@ pub(crate) struct Plan {
     pub(crate) ahci_guests: Vec<ahci::Plan>,
     /// Users of the last disks.
     pub(crate) nvme_guests: Vec<nvme::Plan>,
+    /// There is an attacker beside the users.
+    pub(crate) is_attacked: bool,
     pub(crate) requests: u64,
     /// How often [`queue::pause`] points switch to other actors: once in this many times.
     pub(crate) pause: u64,
@@ -170,6 +179,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
             throttled: plan.daemon.throttled,
         })
         .collect();
+    let attacked = plan.is_attacked.then(|| attacker::image(&fds));
     let lasting = disks.iter().map(|_| None).collect();
     let world = Rc::new(World {
         seed,
@@ -177,6 +187,7 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
         machine,
         coverage: Coverage::default(),
         fds,
+        attacked,
         nbd_socket,
         monitor,
         daemons: RefCell::default(),
@@ -231,13 +242,19 @@ pub(crate) fn run(seed: u64, plan: &Plan, verbose: bool) -> Outcome {
     let fate = world.machine.spawn("fate".into(), move || fate.kill_now_and_then());
     let operated = world.clone();
     let operator = world.machine.spawn("operator".into(), move || operator::run(&operated));
+    let attacker = world.attacked.is_some().then(|| {
+        let attacked = world.clone();
+        world.machine.spawn("attacker".into(), move || attacker::run(&attacked))
+    });
     world.run_until("all are done", || world.users.borrow().iter().all(|user| user.is_done()));
     world.over.set(true);
-    [fate, operator].iter().for_each(|actor| world.machine.wake(*actor));
+    let others: Vec<_> = [fate, operator].into_iter().chain(attacker).collect();
+    others.iter().for_each(|actor| world.machine.wake(*actor));
     world.run_until("there is one daemon", || {
         world.daemons.borrow().len() == 1
-            && ![fate, operator].iter().any(|actor| world.machine.is_there(*actor))
+            && !others.iter().any(|actor| world.machine.is_there(*actor))
     });
+    world.check_shares();
     let flushed = world.quit();
     world.check_nothing_is_left();
     if !flushed && !world.has_failed() {
@@ -564,6 +581,7 @@ impl World {
                         self.look_at_ns.set(next + LOOK_NS);
                         self.users.borrow().iter().for_each(|user| user.check_patience());
                         self.check_progress(next);
+                        self.check_shares();
                     }
                 }
             }
@@ -589,6 +607,20 @@ impl World {
         } else if now - since > STUCK_NS {
             let actors = self.machine.actors();
             self.fail(&format!("no request is answered any more:\n{actors}"));
+        }
+    }
+
+    /// Fails the run if a loop has begun more between two calls of its ring than all its users' shares allow.
+    fn check_shares(&self) {
+        if self.attacked.is_none() {
+            return;
+        }
+        let daemons = self.daemons.borrow();
+        let begun = daemons.iter().flat_map(|daemon| {
+            daemon.loops().iter().map(|l| l.ring.sim.max_begun()).collect::<Vec<_>>()
+        });
+        if let Some(begun) = begun.max().filter(|begun| *begun > MOST_BEGUN) {
+            self.fail(&format!("a loop has begun {begun} bytes at once, for all that wait"));
         }
     }
 

@@ -19,7 +19,7 @@ use crate::world::World;
 
 /// The connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Gone;
+pub(crate) struct Gone;
 
 /// A client's connection, reused for one session after the other.
 pub(super) struct Connection {

@@ -1,6 +1,6 @@
 //! An NBD client: a disk, and connections to its export.
 
-mod connection;
+pub(crate) mod connection;
 mod handshake;
 mod life;
 mod plan;
@@ -16,6 +16,7 @@ use nix::poll::{PollFd, PollTimeout, poll};
 
 use self::connection::Connection;
 pub(crate) use self::plan::Plan;
+pub(crate) use self::socket::Socket;
 use crate::model::{Model, Ticket};
 use crate::user::{PATIENCE_NS, User};
 use crate::world::World;

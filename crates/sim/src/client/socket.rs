@@ -12,7 +12,7 @@ use super::connection::Gone;
 use crate::world::World;
 
 /// A client socket that wakes the server's loops on use.
-pub(super) struct Socket {
+pub(crate) struct Socket {
     /// `None` only while dropped.
     stream: Option<UnixStream>,
     world: Rc<World>,
@@ -25,7 +25,7 @@ const FULL: usize = 16 << 10;
 
 impl Socket {
     /// Connects. The connection waits in the listener's queue if no daemon runs.
-    pub(super) fn connect(world: &Rc<World>) -> Rc<Self> {
+    pub(crate) fn connect(world: &Rc<World>) -> Rc<Self> {
         let stream = world.nbd_listener().connect();
         world.fds.keep(stream.as_raw_fd());
         world.poke_all();
@@ -34,7 +34,7 @@ impl Socket {
 
     /// Sends as many bytes as the socket takes, and returns their number. `shakes_hands`: wakes the control loop,
     /// otherwise the serving loops.
-    pub(super) fn send(&self, bytes: &[u8], shakes_hands: bool) -> Result<usize, Gone> {
+    pub(crate) fn send(&self, bytes: &[u8], shakes_hands: bool) -> Result<usize, Gone> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         match send(self.as_fd().as_raw_fd(), bytes, flags) {
             Ok(sent) => {

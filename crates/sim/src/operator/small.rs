@@ -51,7 +51,7 @@ impl Operator {
             self.world.fail(&format!("node {missing} is not listed"));
         }
         let exports = self.succeeds("query-block-exports", json!({}))?;
-        let wanted = self.world.disks();
+        let wanted = self.world.disks() + usize::from(self.world.attacked.is_some());
         if exports.as_array().is_none_or(|all| all.len() != wanted) {
             self.world.fail(&format!("the exports are not the {wanted} there are: {exports}"));
         }

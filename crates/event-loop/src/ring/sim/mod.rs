@@ -124,6 +124,9 @@ struct World {
     fixed: Vec<Option<RawFd>>,
     storage: Storage,
     max_in_flight: usize,
+    /// Bytes of reads and writes of files since the last call, and the most so far.
+    begun: u64,
+    max_begun: u64,
     happened: Happened,
     /// When to check real descriptors: always, or (`Some`) only after a call of
     /// [`look_at_descriptors`](Sim::look_at_descriptors).
@@ -179,6 +182,8 @@ impl Sim {
             fixed: Vec::new(),
             storage,
             max_in_flight: 0,
+            begun: 0,
+            max_begun: 0,
             happened: Happened::default(),
             touched: None,
         })))
@@ -341,6 +346,13 @@ impl Sim {
         self.0.borrow().max_in_flight
     }
 
+    /// Returns the maximum number of bytes of file reads and writes that were begun between two calls so far.
+    ///
+    /// The kernel copies from the page cache within a call: all others on the thread wait for so many bytes.
+    pub fn max_begun(&self) -> u64 {
+        self.0.borrow().max_begun
+    }
+
     /// Returns virtual time, nanoseconds. Does not count as a reading of the clock.
     pub fn now_ns(&self) -> u64 {
         self.0.borrow().now_ns
@@ -384,6 +396,13 @@ impl Ring for Sim {
             return false;
         }
         world.queue.push_back((*op, user_data));
+        let (RingOp::Rw { socket, .. } | RingOp::RwVectored { socket, .. }) = op else {
+            return true;
+        };
+        if !socket {
+            world.begun += carry_out::segments(op).iter().map(|v| v.iov_len as u64).sum::<u64>();
+            world.max_begun = world.max_begun.max(world.begun);
+        }
         true
     }
 
@@ -452,6 +471,7 @@ impl World {
     }
 
     fn enter(&mut self, wait: Wait) -> io::Result<()> {
+        self.begun = 0;
         if self.random.percent(self.faults.early_return) {
             // A signal, or a lack of memory for requests, ends the call before or after the submission.
             self.happened.early_returns += 1;
