@@ -13,7 +13,7 @@ use std::sync::mpsc;
 
 use block::graph::{Edge, EdgeBusy, drain};
 use block::node::{BlockNode, Channel, Geometry};
-use block::options::Aio;
+use block::options::{Aio, BlockdevOptions, Driver, NullOptions};
 use block::request::{Op, Request};
 use block::{NodeRegistry, submit};
 use common::*;
@@ -394,4 +394,50 @@ fn a_stopped_loop_blocks_no_drain() {
             drained.point_to(&node).await.unwrap();
         })
         .unwrap();
+}
+
+/// Clients may have sent any number of requests meanwhile, and the loop has other users.
+#[test]
+fn held_requests_go_on_in_parts_and_in_order() {
+    const LEN: usize = 256 << 10;
+    const COUNT: u32 = 64;
+    // As much as an iteration passes on.
+    const PART: usize = (1 << 20) / LEN;
+    let event_loop = EventLoop::new(LoopConfig::default()).unwrap();
+    let null = Driver::null_co(NullOptions { size: 1 << 30, latency_ns: 0, read_zeroes: false });
+    let edge =
+        Edge::new(NodeRegistry::new().open(&BlockdevOptions::new(Some("null"), null)).unwrap());
+    let channel = edge.clone().open_channel(&event_loop).unwrap();
+    let answers = Rc::<Answers>::default();
+    let to: Rc<dyn block::request::RequestOwner> = answers.clone();
+    let hold = || event_loop.block_on(drain(vec![edge.clone()])).unwrap().unwrap();
+    let mut drained = hold();
+    for tag in 0..COUNT {
+        let bufs = memory(LEN, 0);
+        channel.submit(Request::new(Op::Read, 0, LEN as u64, bufs, &to, tag));
+    }
+    let go_on = |until: usize| {
+        let mut known = answers.0.borrow().len();
+        while known < until {
+            event_loop.run_once(true).unwrap();
+            let now = answers.0.borrow().len();
+            assert!(now - known <= PART, "{} requests in one iteration", now - known);
+            known = now;
+        }
+    };
+    drop(drained);
+    go_on(2 * PART);
+    // Held again, the others stay; new ones are behind them.
+    drained = hold();
+    let held = answers.0.borrow().len();
+    assert!(held < COUNT as usize);
+    channel.submit(Request::new(Op::Read, 0, LEN as u64, memory(LEN, 0), &to, COUNT));
+    event_loop.run_once(false).unwrap();
+    assert_eq!(answers.0.borrow().len(), held);
+    let first = |answers: &Answers| answers.0.borrow().keys().copied().max();
+    assert_eq!(first(&answers), Some(held as u32 - 1));
+    drop(drained);
+    go_on(COUNT as usize + 1);
+    drop(channel);
+    event_loop.shut_down().unwrap();
 }

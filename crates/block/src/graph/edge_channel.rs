@@ -17,6 +17,13 @@ use crate::request::Request;
 const LOOK_AGAIN_NS: u64 = 20_000;
 const LOOK_AGAIN_AT_MOST_NS: u64 = 1_000_000;
 
+/// Bytes of held requests that an iteration passes on, apart from the last of them. Clients may have sent any number, and the
+/// loop's other users wait meanwhile.
+const SHARE: u64 = 1 << 20;
+
+/// What a request counts as at least, bytes.
+const LEAST: u64 = 4 << 10;
+
 /// A command of the control plane to an edge channel.
 pub(super) enum EdgeCommand {
     /// Hold new requests, and report when all earlier ones have been answered.
@@ -47,6 +54,10 @@ impl EdgeSender {
 /// A loop's channel through an edge.
 pub(super) struct EdgeChannel {
     holding: Cell<bool>,
+    /// Held requests are passed on, in parts. New ones are held until all of them are.
+    resuming: Cell<bool>,
+    /// A task passes on the next part.
+    has_task: Cell<bool>,
     current: RefCell<Rc<dyn Channel>>,
     held: RefCell<VecDeque<Request>>,
     next: RefCell<Option<Rc<dyn Channel>>>,
@@ -68,6 +79,8 @@ impl EdgeChannel {
     ) -> Rc<EdgeChannel> {
         let own = Rc::new(EdgeChannel {
             holding: Cell::new(holding),
+            resuming: Cell::new(false),
+            has_task: Cell::new(false),
             current: RefCell::new(current),
             held: RefCell::default(),
             next: RefCell::default(),
@@ -89,6 +102,7 @@ impl EdgeChannel {
         match command {
             EdgeCommand::Hold(drained) => {
                 self.holding.set(true);
+                self.resuming.set(false);
                 let event_loop = self.event_loop.clone();
                 self.event_loop.spawn(wait_until_drained(
                     event_loop,
@@ -115,12 +129,29 @@ impl EdgeChannel {
             EdgeCommand::GoOn => {
                 let forgotten = self.next.take();
                 drop(forgotten);
-                self.holding.set(false);
-                let held = self.held.take();
-                let current = self.current.borrow().clone();
-                self.event_loop.section(|| held.into_iter().for_each(|r| current.submit(r)));
+                self.resuming.set(true);
+                self.pass_on();
+                if self.resuming.get() && !self.has_task.replace(true) {
+                    self.event_loop.spawn(pass_on_the_rest(Rc::downgrade(&self)));
+                }
             }
         }
+    }
+
+    /// Passes on a part of the held requests.
+    fn pass_on(&self) {
+        let current = self.child();
+        let mut left = SHARE;
+        self.event_loop.section(|| {
+            while left > 0 {
+                let Some(request) = self.held.borrow_mut().pop_front() else {
+                    self.resuming.set(false);
+                    return self.holding.set(false);
+                };
+                left = left.saturating_sub((request.bufs.len() as u64).max(LEAST));
+                current.submit(request);
+            }
+        });
     }
 }
 
@@ -167,6 +198,24 @@ async fn take_commands(own: Weak<EdgeChannel>, mut commands: mailbox::Receiver<E
     }
 }
 
+/// Passes on a part of the held requests in each iteration, until none is left or they are held again.
+async fn pass_on_the_rest(own: Weak<EdgeChannel>) {
+    while let Some(edge) = own.upgrade() {
+        if !edge.resuming.get() {
+            edge.has_task.set(false);
+            return;
+        }
+        let event_loop = edge.event_loop.clone();
+        drop(edge);
+        event_loop.sleep_until(event_loop.now_ns()).await;
+        if let Some(edge) = own.upgrade()
+            && edge.resuming.get()
+        {
+            edge.pass_on();
+        }
+    }
+}
+
 /// Polls the channel below, so that no request pays for counting or notification.
 async fn wait_until_drained(
     event_loop: EventLoop,
@@ -180,6 +229,7 @@ async fn wait_until_drained(
     }
     while let Some(own) = own.upgrade()
         && own.holding.get()
+        && !own.resuming.get()
         && own.child().in_flight() > 0
     {
         drop(own);
