@@ -111,7 +111,8 @@ mkdir -p /run/udev/data
 ringmill attach raw >out &
 waiting=$!
 until_true test -b /dev/ublkb0p1
-until_true test -e $records/attach-raw-*.pid
+# The shell looks for the name at each attempt.
+until_true eval 'ls $records/attach-raw-*.pid >/dev/null'
 [ ! -s out ]
 : >/run/udev/data/b$(cat /sys/block/ublkb0/dev)
 [ ! -s out ]
