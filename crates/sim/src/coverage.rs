@@ -23,7 +23,6 @@ macro_rules! counters {
 
 counters! {
     requests "requests answered",
-    attacks "attacks of a hostile client",
     commands "QMP commands answered",
     qcow2 "requests answered on qcow2 images",
     qcow2_hard "of them, in worlds with kills or power cuts",
@@ -58,6 +57,7 @@ counters! {
     lasting_inconsistent "inconsistent persistent bitmaps, refused for backups",
     stops "daemons ended in order and started again",
     stops_cut "daemons ended in order, with a power cut before the next one",
+    attacks "attacks of a hostile client",
     reads "reads",
     writes "writes",
     flushes "flushes",
