@@ -133,7 +133,7 @@ echo all is well
     run(&[COMMON, job].concat());
 }
 
-/// A daemon is killed. The same command goes on with the device, whose users have only waited.
+/// A daemon is killed. The same command continues with the device. Its users only wait.
 #[test]
 fn a_killed_attachment_is_continued() {
     let job = r#"

@@ -1,25 +1,17 @@
 //! Block devices of the host by ublk: the daemon runs in the guest.
 
-use std::process::Command;
+use integration::{Initramfs, tool};
 
-use integration::{Guest, Initramfs, Scratch, daemon, tool};
+use crate::common::host_guest;
 
-/// Runs a job in a guest with the daemon and an empty qcow2 image of 64 MiB.
+/// Runs a job in a guest, where the device is `$disk`.
 pub(crate) fn run(job: &str) {
-    let mut files = Initramfs::new("/");
-    files.program("/bin/ringmill", daemon());
-    // busybox' own lacks options.
-    files.program("/usr/bin/setpriv", &tool("setpriv"));
-    files.program("/bin/partx", &tool("partx"));
-    let scratch = Scratch::new();
-    let image = scratch.path("empty.qcow2");
-    let mut create = Command::new(tool("qemu-img"));
-    create.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg("64M");
-    assert!(create.status().expect("qemu-img runs").success());
-    files.file("/empty.qcow2", &std::fs::read(image).expect("an image"));
-    let job = [include_str!("../guest/host.sh"), "disk=ublkb0\n", job].concat();
-    let lines = Guest::new().of_host(files).run(&job);
-    assert_eq!(lines.last().map(String::as_str), Some("all is well"), "{lines:?}");
+    let programs = |files: &mut Initramfs| {
+        // busybox' own lacks options.
+        files.program("/usr/bin/setpriv", &tool("setpriv"));
+        files.program("/bin/partx", &tool("partx"));
+    };
+    host_guest::run(programs, &["disk=ublkb0\n", job].concat());
 }
 
 #[test]

@@ -1,24 +1,15 @@
 //! Block devices of the host by VDUSE: the daemon runs in the guest.
 
 use std::path::Path;
-use std::process::Command;
 
-use integration::{Guest, Initramfs, Scratch, daemon, tool};
+use integration::Initramfs;
 
-/// Runs a job in a guest with the daemon, iproute2's vdpa, and an empty qcow2 image of 64 MiB.
+use crate::common::host_guest;
+
+/// Runs a job in a guest with iproute2's vdpa.
 fn run(job: &str) {
-    let mut files = Initramfs::new("/");
-    files.program("/bin/ringmill", daemon());
-    files.program("/bin/vdpa", Path::new("/usr/sbin/vdpa"));
-    let scratch = Scratch::new();
-    let image = scratch.path("empty.qcow2");
-    let mut create = Command::new(tool("qemu-img"));
-    create.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg("64M");
-    assert!(create.status().expect("qemu-img runs").success());
-    files.file("/empty.qcow2", &std::fs::read(image).expect("an image"));
-    let job = [include_str!("../guest/host.sh"), job].concat();
-    let lines = Guest::new().of_host(files).run(&job);
-    assert_eq!(lines.last().map(String::as_str), Some("all is well"), "{lines:?}");
+    let vdpa = |files: &mut Initramfs| files.program("/bin/vdpa", Path::new("/usr/sbin/vdpa"));
+    host_guest::run(vdpa, job);
 }
 
 #[test]

@@ -193,7 +193,7 @@ static ATTACH: Subcommand = Subcommand {
     about: "Makes a disk image, a file, a block device or a URL, the block device /dev/ublkb<n>, whatever the image's \
             format, and prints the device. The command returns once the device and its partitions can be used, and the \
             image is served in the background until 'ringmill detach'. If that process is killed, the device waits: the \
-            same command again goes on with it, and no request is lost. Needs root, and Linux 6.5 or later with the module \
+            same command again continues with it, and no request is lost. Needs root, and Linux 6.5 or later with the module \
             ublk_drv.",
     options: || erased(attach::ATTACH),
     letters: &[('f', "foreground")],
@@ -211,7 +211,7 @@ static DETACH: Subcommand = Subcommand {
     usage: "<device>|<image> [options]",
     help: "remove a block device that attach has made",
     about: "Removes a block device of 'ringmill attach', named by the device or its image. The command returns once \
-            everything is written, and the image is closed. A device in use is refused, and goes on.",
+            everything is written, and the image is closed. A device in use is refused, and stays.",
     options: || erased(attach::DETACH),
     letters: &[],
     commands: &[],

@@ -69,7 +69,7 @@ impl Plan {
     /// Returns whether the new image reads as zeroes: in a new file, and without a backing image.
     pub fn reads_as_zeroes(&self) -> bool {
         let is_allocated = self.option("preallocation").is_some_and(|kind| kind != "off");
-        // What is allocated is decrypted, and a data file may have had contents before.
+        // Allocated clusters are decrypted, and a data file may have had contents before.
         let is_encrypted = self.option("encrypt.key-secret").is_some();
         self.option("backing_file").is_none_or(str::is_empty)
             && self.format != "luks"

@@ -157,7 +157,7 @@ fn place(options: &mut ServeOptions) -> Result<String, DaemonError> {
     }
     if let Some(overlay) = &mut options.overlay {
         *overlay = std::path::absolute(&*overlay).map_err(DaemonError::new)?;
-        // What is written is there: the image on the web server may have several.
+        // The overlay has the writes: an image on a web server may have several overlays.
         return Ok(overlay.display().to_string());
     }
     Ok(options.shown())
@@ -217,7 +217,7 @@ fn make_overlay(
     let folder = env::var_os("TMPDIR").map_or_else(|| TEMPORARY.into(), PathBuf::from);
     let overlay = std::path::absolute(folder.join(format!("ringmill-{id}.qcow2")));
     let overlay = overlay.map_err(DaemonError::new)?;
-    // Not a file of someone else, and for no one else.
+    // The file must not exist before, and only its owner may read it.
     let mut new = File::options();
     std::os::unix::fs::OpenOptionsExt::mode(&mut new, 0o600);
     new.write(true)

@@ -1,5 +1,4 @@
-//! A tenant that costs the others as much as it can: NBD connections of its own to an export of its own, on the I/O
-//! threads of all.
+//! A tenant that costs the others as much as it can. It has NBD connections, and an export on the I/O threads of all.
 //!
 //! It writes blindly and reads no answers. The other users of the world must not notice: their checks are its checks, and
 //! [`World`] limits what a loop may begin between two calls of its ring.

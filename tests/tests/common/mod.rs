@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, reason = "modules of one program")]
 
 pub mod footprint;
+pub mod host_guest;
 pub mod nginx;
 pub mod peers;
 pub mod replaced;

@@ -19,7 +19,7 @@ pub struct Nginx<'a> {
     scratch: &'a Scratch,
     pub plain: Port,
     tls: Port,
-    /// Trusted by those who are to trust the server.
+    /// The certificate by which clients trust the server.
     pub authority: PathBuf,
     child: Option<Child>,
 }
@@ -87,7 +87,7 @@ impl<'a> Nginx<'a> {
     /// Ends it at once, with its connections.
     pub fn kill(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        // The worker is a process of its own: a fast shutdown ends both.
+        // Master and worker are two processes: a fast shutdown ends both.
         let pid = nix::unistd::Pid::from_raw(child.id().try_into().expect("a pid"));
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).expect("it runs");
         child.wait().expect("our child");

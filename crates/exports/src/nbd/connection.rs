@@ -10,7 +10,7 @@ mod pause;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -19,7 +19,6 @@ use block::request::{Op, Request, RequestOwner};
 use block::track::DirtyBitmap;
 use event_loop::{DeferredCall, Engine, EventLoop, IoBufs, IoOp, IoTarget, LoopFile};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, shutdown};
 use stats::InFlight;
 use stats::{Batch, Kind, QueueStats};
@@ -29,6 +28,7 @@ pub(super) use self::pause::MAX_LEFT;
 use self::pause::Pause;
 pub use self::pause::SavedClient;
 use super::handshake::Secured;
+use super::server::is_gone;
 use super::session::transmission::{Agreed, Command};
 use super::slots::counted;
 use super::state::{End, Next, ServerState};
@@ -475,12 +475,6 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.service.turns.bury(self.state.get_mut().take_memory());
     }
-}
-
-/// Whether the client has closed both directions of its socket. Of TCP, that is known once it has refused data.
-fn is_gone(socket: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(socket.as_fd(), PollFlags::empty())];
-    poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 impl IoTarget for Connection {

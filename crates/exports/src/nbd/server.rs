@@ -591,7 +591,15 @@ impl Drop for Trim {
 
 /// Whether the client has closed its sending side.
 pub(super) fn has_hung_up(socket: &OwnedFd) -> bool {
-    let events = PollFlags::from_bits_retain(libc::POLLRDHUP);
+    has_event(socket, PollFlags::from_bits_retain(libc::POLLRDHUP))
+}
+
+/// Whether the client has closed both directions. Of TCP, that is known once it has refused data.
+pub(super) fn is_gone(socket: &OwnedFd) -> bool {
+    has_event(socket, PollFlags::empty())
+}
+
+fn has_event(socket: &OwnedFd, events: PollFlags) -> bool {
     let mut polled = [PollFd::new(socket.as_fd(), events)];
     poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }

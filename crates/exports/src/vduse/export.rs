@@ -31,7 +31,7 @@ use crate::vhost_user::MAX_QUEUES;
 use crate::vhost_user::blk::Blk;
 use crate::vhost_user::device::Device;
 use crate::vhost_user::export::queue_stats;
-use crate::vhost_user::worker::{ExportLog, Worker, WorkerHandle};
+use crate::vhost_user::worker::{ExportLog, WorkerHandle, in_flight_of, set_all_paused};
 
 /// How long a device may belong to a process that is ending, nanoseconds: the kernel closes the device's file once it has
 /// ended the rings of a killed process.
@@ -95,7 +95,7 @@ impl VduseError {
         }
     }
 
-    /// Checks that this process can make devices, as far as that changes nothing.
+    /// Checks that this process can make devices, without making one.
     ///
     /// # Errors
     ///
@@ -268,32 +268,12 @@ impl VduseExport {
 
     /// Returns the requests in flight with the numbers of their queues.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
-        let asked: Vec<_> =
-            self.session.workers.iter().map(|worker| worker.ask(Worker::in_flight)).collect();
-        async move {
-            let mut all = Vec::new();
-            for answer in asked {
-                // Once its loop has ended, a thread has no requests.
-                all.extend(answer.await.unwrap_or_default());
-            }
-            all
-        }
+        in_flight_of(&self.session.workers)
     }
 
     /// Leaves new requests in the queues, or takes them again. Requests in flight continue.
     pub fn set_paused(&self, paused: bool) -> impl Future<Output = ()> + use<> {
-        let set = |worker: &WorkerHandle| {
-            worker.ask(move |worker, answer| {
-                worker.set_paused(paused);
-                answer.send(());
-            })
-        };
-        let asked: Vec<_> = self.session.workers.iter().map(set).collect();
-        async move {
-            for answer in asked {
-                let _ = answer.await;
-            }
-        }
+        set_all_paused(&self.session.workers, paused)
     }
 
     /// Makes written data durable while requests are served.

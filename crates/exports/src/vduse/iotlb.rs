@@ -16,8 +16,8 @@ const MAX_REGIONS: usize = 512;
 
 /// The IOTLB of a device: addresses of the driver, and the files and offsets where the memory is.
 ///
-/// The kernel announces changes of a guest's memory. It does not announce new memory of a driver of its own, such as
-/// the bounce buffers that appear with the first request: that memory is found when a request names it.
+/// The kernel announces changes of a guest's memory. It does not announce new memory of its drivers, such as the bounce
+/// buffers that appear with the first request: that memory is found when a request names it.
 #[derive(Debug, Clone)]
 pub(super) struct Iotlb(pub(super) Arc<OwnedFd>);
 
@@ -33,7 +33,7 @@ pub(super) enum NoMemory {
 }
 
 impl Iotlb {
-    /// Maps all memory that there is, and finds more when it is asked for.
+    /// Maps the present memory. Later memory is mapped once a request names it.
     pub(super) fn map(&self) -> Result<Arc<GuestMemory>, NoMemory> {
         let mut regions = Vec::new();
         let mut start = 0;

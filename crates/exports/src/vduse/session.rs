@@ -225,7 +225,7 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until the kernel knows of the driver that was told that it may begin. Signals before that are lost.
+    /// Waits until the kernel has marked the driver as ready. Signals before that are lost.
     async fn see_driver(&self) {
         let Some(index) = self.running.borrow().first().copied() else { return };
         for _ in 0..MAX_LOOKS {
@@ -279,13 +279,13 @@ impl Session {
         }
         let base = self.stop_queue(index, Held::Failed).await.map_err(|gone| gone.to_string())?;
         self.running.borrow_mut().remove(&index);
-        // The driver goes on: VDUSE has no way to suspend a device.
+        // The queue is served again: VDUSE cannot suspend a device.
         self.start_queue(index, &self.driver()?).await?;
         self.set_enabled(index);
         Ok(base)
     }
 
-    /// Continues in the memory that there is now.
+    /// Moves all queues to the present memory.
     async fn update_memory(&self) {
         if !self.is_used() {
             return;

@@ -33,7 +33,7 @@ use super::orders::{Begin, Beginning, HandOver, Order, TakenOver};
 use super::pinning::Pinning;
 use super::session::{Action, Session, Step};
 use super::wire::{Message, Reply, Request, request_name};
-use super::worker::{ExportLog, Worker, WorkerHandle};
+use super::worker::{ExportLog, WorkerHandle, in_flight_of, set_all_paused};
 use crate::message_socket::{MessageSocket, in_time};
 use crate::orders::Orders;
 
@@ -176,40 +176,14 @@ impl Server {
 
     /// Returns the requests in flight with their queues. Called on the control loop.
     pub fn in_flight(&self) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
-        let workers = self.workers.upgrade();
-        let asked: Vec<_> = workers
-            .iter()
-            .flat_map(|workers| workers.iter())
-            .map(|worker| worker.ask(Worker::in_flight))
-            .collect();
-        async move {
-            let mut all = Vec::new();
-            for answer in asked {
-                // A loop that has ended has none.
-                all.extend(answer.await.unwrap_or_default());
-            }
-            all
-        }
+        in_flight_of(self.workers.upgrade().as_deref().map_or(&[], Vec::as_slice))
     }
 
     /// Makes all rings leave requests in the queue, or take them again.
     ///
     /// Applies to later front ends too.
     pub fn set_paused(&self, paused: bool) -> impl Future<Output = ()> + use<> {
-        let ask = |worker: &WorkerHandle| {
-            worker.ask(move |worker, answer| {
-                worker.set_paused(paused);
-                answer.send(());
-            })
-        };
-        let workers = self.workers.upgrade();
-        let asked: Vec<_> = workers.iter().flat_map(|workers| workers.iter()).map(ask).collect();
-        async move {
-            for answer in asked {
-                // A loop that has ended takes no requests.
-                let _ = answer.await;
-            }
-        }
+        set_all_paused(self.workers.upgrade().as_deref().map_or(&[], Vec::as_slice), paused)
     }
 
     /// Stops taking requests, finishes those in flight, and flushes.

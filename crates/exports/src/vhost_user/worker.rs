@@ -152,6 +152,41 @@ impl WorkerHandle {
     }
 }
 
+/// Returns the requests in flight of all workers, with the numbers of their queues.
+pub(crate) fn in_flight_of(
+    workers: &[WorkerHandle],
+) -> impl Future<Output = Vec<(u64, InFlight)>> + use<> {
+    let asked: Vec<_> = workers.iter().map(|worker| worker.ask(Worker::in_flight)).collect();
+    async move {
+        let mut all = Vec::new();
+        for answer in asked {
+            // A loop that has ended has none.
+            all.extend(answer.await.unwrap_or_default());
+        }
+        all
+    }
+}
+
+/// Makes all workers leave new requests in the queues, or take them again.
+pub(crate) fn set_all_paused(
+    workers: &[WorkerHandle],
+    paused: bool,
+) -> impl Future<Output = ()> + use<> {
+    let set = |worker: &WorkerHandle| {
+        worker.ask(move |worker, answer| {
+            worker.set_paused(paused);
+            answer.send(());
+        })
+    };
+    let asked: Vec<_> = workers.iter().map(set).collect();
+    async move {
+        for answer in asked {
+            // A loop that has ended takes no requests.
+            let _ = answer.await;
+        }
+    }
+}
+
 impl Worker {
     /// Prepares the device for this loop.
     pub(crate) fn attach(&self) -> io::Result<()> {
