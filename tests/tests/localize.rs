@@ -130,7 +130,7 @@ fn an_image_arrives_under_writes_kills_and_upgrades_and_needs_no_server_then() {
 
         // Without a server, and without its options.
         let server = disk.command("vm.qcow2").start();
-        assert!(server.log().contains("no more"), "{}", server.log());
+        eventually("a line of the log", || server.log().contains("no more").then_some(()));
         disk.use_it(30);
         server.stop();
         disk.compare("vm.qcow2");

@@ -1,6 +1,7 @@
-//! Commands to device drivers: the loop's description of them, and long commands for the control plane, which use a separate
-//! ring each.
+//! Commands to device drivers: the loop's description of them, and long commands for the control plane, which use a ring
+//! of their thread.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -25,6 +26,12 @@ impl DeviceCommand {
     }
 }
 
+thread_local! {
+    /// The thread's ring, of a process. It stays: without a ring, the kernel ends the workers of the thread, and Linux 6.19
+    /// to 7.2 may lose a command that comes while one of them ends (its work has no worker, and the thread waits for ever).
+    static RING: Cell<Option<(u32, IoUring<squeue::Entry128, cqueue::Entry>)>> = const { Cell::new(None) };
+}
+
 /// Sends a command of 80 bytes to a file's driver (`IORING_OP_URING_CMD`), and waits for its end.
 ///
 /// For threads that may block. Returns the driver's result.
@@ -42,17 +49,17 @@ pub unsafe fn command_and_wait(
     code: u32,
     command: [u8; 80],
 ) -> io::Result<u32> {
-    let mut ring: IoUring<squeue::Entry128, cqueue::Entry> =
-        IoUring::builder().dontfork().build(1)?;
+    let mut ring = match RING.take() {
+        Some((process, ring)) if process == std::process::id() => ring,
+        _ => IoUring::builder().build(1)?,
+    };
     let entry = opcode::UringCmd80::new(types::Fd(file.as_raw_fd()), code).cmd(command).build();
     // SAFETY: the caller's promise; the call returns after the command's completion.
     let pushed = unsafe { ring.submission().push(&entry) };
     pushed.map_err(|_| io::Error::from_raw_os_error(libc::EBUSY))?;
-    loop {
+    let result = loop {
         if let Some(done) = ring.completion().next() {
-            let result = done.result();
-            return u32::try_from(result)
-                .map_err(|_| io::Error::from_raw_os_error(result.wrapping_neg()));
+            break done.result();
         }
         match ring.submit_and_wait(1) {
             Err(error) if !ring.submission().is_empty() => match error.raw_os_error() {
@@ -62,5 +69,7 @@ pub unsafe fn command_and_wait(
             // Submitted: the driver may use the memory until the completion.
             Ok(_) | Err(_) => {}
         }
-    }
+    };
+    RING.set(Some((std::process::id(), ring)));
+    u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(result.wrapping_neg()))
 }

@@ -385,17 +385,22 @@ impl UblkExport {
         }
     }
 
-    /// Has the kernel end all commands, and waits until the node has no requests.
-    async fn take_away(&self) -> Result<(), String> {
-        let shared = &self.shared;
-        let mut ended = self.ask(|queue, answer| {
+    /// Returns an answer for each queue: the kernel has ended its commands, and the node has no request of it.
+    fn ask_for_ends(&self) -> Vec<oneshot::Receiver<()>> {
+        self.ask(|queue, answer| {
             let (ended, end) = (queue.ended(), queue.clone());
             queue.spawn(async move {
                 let _ = ended.await;
                 drop(end);
                 answer.send(());
             });
-        });
+        })
+    }
+
+    /// Has the kernel end all commands, and waits until the node has no requests.
+    async fn take_away(&self) -> Result<(), String> {
+        let shared = &self.shared;
+        let mut ended = self.ask_for_ends();
         let deadline = shared.event_loop.now_ns() + TAKEN_NS;
         while let Some(first) = ended.first_mut() {
             let order = shared.order_of(Command::Quiesce, QUIESCE_MS, Vec::new());
@@ -464,15 +469,7 @@ impl UblkExport {
                 Ok(()) => {}
             }
         }
-        let ended = self.ask(|queue, answer| {
-            let (ended, end) = (queue.ended(), queue.clone());
-            queue.spawn(async move {
-                let _ = ended.await;
-                drop(end);
-                answer.send(());
-            });
-        });
-        for answer in ended {
+        for answer in self.ask_for_ends() {
             answer.await?;
         }
         on_quiet();
