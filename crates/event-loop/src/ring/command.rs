@@ -27,8 +27,10 @@ impl DeviceCommand {
 }
 
 thread_local! {
-    /// The thread's ring, of a process. It stays: without a ring, the kernel ends the workers of the thread, and Linux 6.19
-    /// to 7.2 may lose a command that comes while one of them ends (its work has no worker, and the thread waits for ever).
+    /// The thread's ring, with the process that made it: a forked child makes its own.
+    ///
+    /// It stays after a command. When a thread closes its last ring, Linux 6.19 and later ends the thread's workers. A
+    /// command that comes while one ends may get no worker, and then never completes (seen with 7.2).
     static RING: Cell<Option<(u32, IoUring<squeue::Entry128, cqueue::Entry>)>> = const { Cell::new(None) };
 }
 
