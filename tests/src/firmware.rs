@@ -5,7 +5,6 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use nix::fcntl::{Flock, FlockArg};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -45,8 +44,6 @@ impl Firmware {
     ///
     /// If the machine does not power off in time.
     pub fn boot(self, socket: &Path) -> String {
-        let turn = File::open(guest_file("vmlinuz")).expect("the guest's kernel");
-        let _turn = Flock::lock(turn, FlockArg::LockExclusive).expect("a lock");
         let dir = TempDir::with_prefix_in("ringmill-guest-", "/var/tmp").expect("a folder");
         let mut arguments = Vec::new();
         let mut add = |name: &str, value: String| arguments.extend([format!("-{name}"), value]);
