@@ -55,7 +55,7 @@ awk '$1 == "insmod" && !seen[$2]++ { print $2 }' "$work/modules" | while read -r
     xz -dc "$path" >"$work/root/lib/modules/$n-$(basename "$path" .xz)"
     n=$((n + 1))
 done
-cp "$work/kernel/usr/lib/modules/$release/vmlinuz" "$host/vmlinuz"
+scripts/unpack-kernel "$work/kernel/usr/lib/modules/$release/vmlinuz" "$host/vmlinux"
 (cd "$work/root" && find . | LC_ALL=C sort | cpio --quiet -o -H newc) >"$work/initramfs"
 mv "$work/initramfs" "$host/initramfs"
 ls -lh "$host"

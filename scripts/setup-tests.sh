@@ -15,7 +15,7 @@ sudo=
 # valgrind counts the instructions of `bench guards`. groff and mandoc check the man pages, fish and zsh their
 # completions. systemd has systemd-socket-activate and systemd-analyze; rpm has rpmbuild. gnutls-bin makes
 # certificates. nbdkit is a peer of `bench nbd`. qemu-block-extra has QEMU's driver `http`.
-packages="busybox-static cpio curl e2fsprogs fio fish fuse3 g++ gnutls-bin groff-base kmod libglib2.0-dev libnbd-bin mandoc nbdkit pkgconf procps python3 python3-libnbd python3-prometheus-client python3-venv rpm sg3-utils systemd sysvinit-utils util-linux valgrind xz-utils zsh"
+packages="busybox-static cpio curl e2fsprogs fio fish fuse3 g++ gnutls-bin groff-base kmod libglib2.0-dev libnbd-bin lz4 mandoc nbdkit pkgconf procps python3 python3-libnbd python3-prometheus-client python3-venv rpm sg3-utils systemd sysvinit-utils util-linux valgrind xz-utils zsh zstd"
 qemu="qemu-block-extra qemu-system-x86 qemu-utils"
 
 installed() {
@@ -88,6 +88,10 @@ if [ ! -e "$guest/vmlinuz" ]; then
     depmod -b "$guest/kernel" "$version"
     cp "$guest/kernel/boot/vmlinuz-$version" "$guest/vmlinuz.new"
     mv "$guest/vmlinuz.new" "$guest/vmlinuz"
+fi
+if [ ! "$guest/vmlinux" -nt "$guest/vmlinuz" ]; then
+    scripts/unpack-kernel "$guest/vmlinuz" "$guest/vmlinux.new"
+    mv "$guest/vmlinux.new" "$guest/vmlinux"
 fi
 
 # The initramfs: busybox, the programs that jobs call with their shared libraries, the modules, /init.
@@ -198,4 +202,4 @@ pack initramfs-systemd
 # The guest in which the daemon runs.
 scripts/setup-host-guest.sh
 echo "The guest is in $guest:"
-ls -lh "$guest/vmlinuz" "$guest/initramfs" "$guest/initramfs-systemd"
+ls -lh "$guest/vmlinux" "$guest/initramfs" "$guest/initramfs-systemd"

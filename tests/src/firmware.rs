@@ -9,7 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::guest::{TIME_LIMIT, peers_qemu, start};
-use crate::program::{guest_file, repository};
+use crate::program::repository;
 use crate::{Image, Scratch};
 
 /// What the machine begins with.
