@@ -73,6 +73,7 @@ mod journals;
 mod kept_bitmaps;
 #[path = "../../crates/sandbox/tests/common/mod.rs"]
 mod kernel;
+mod library;
 mod limits;
 mod list;
 mod localize;

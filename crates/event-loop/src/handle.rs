@@ -1,6 +1,7 @@
 //! Access to a loop from other threads.
 
 use std::fmt;
+use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use crate::blocking::Answer;
 use crate::event_loop::EventLoop;
 use crate::flag::Flag;
 use crate::inbox::{Inbox, Pushed};
+use crate::oneshot::{self, Receiver};
 use crate::stats::LoopStats;
 
 /// A message to a loop.
@@ -118,6 +120,36 @@ impl LoopHandle {
     /// The loop has ended, and `call` was dropped.
     pub fn spawn(&self, call: impl FnOnce(&EventLoop) + Send + 'static) -> Result<(), LoopGone> {
         self.shared.send(Message::Call(Box::new(call)))
+    }
+
+    /// Runs a future on the loop's thread.
+    ///
+    /// The receiver gets what the future gives, or [`LoopGone`] if the loop ends before that. Dropping the receiver leaves
+    /// the future as it is.
+    ///
+    /// ```
+    /// use event_loop::{IoThread, IoThreadConfig};
+    ///
+    /// let thread = IoThread::spawn(IoThreadConfig::default())?;
+    /// let later = thread.handle().run(|event_loop| async move {
+    ///     event_loop.sleep_until(event_loop.now_ns() + 1_000_000).await;
+    ///     "a millisecond later"
+    /// });
+    /// assert_eq!(later.wait(), Ok("a millisecond later"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn run<T, F>(&self, future: impl FnOnce(EventLoop) -> F + Send + 'static) -> Receiver<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let (sender, receiver) = oneshot::channel();
+        // A loop that has ended drops the sender.
+        let _ = self.spawn(move |event_loop| {
+            let future = future(event_loop.clone());
+            event_loop.spawn(async move { sender.send(future.await) });
+        });
+        receiver
     }
 
     /// Stops the loop: [`EventLoop::run`] finishes operations in flight and returns.

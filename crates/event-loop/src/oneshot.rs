@@ -1,20 +1,20 @@
 //! One value from one thread to a task on another: the answer to what a loop was asked.
 //!
 //! ```
-//! use event_loop::{EventLoop, IoThread, IoThreadConfig, oneshot};
+//! use event_loop::{IoThread, IoThreadConfig, oneshot};
 //!
 //! let thread = IoThread::spawn(IoThreadConfig::default())?;
 //! let (sender, receiver) = oneshot::channel();
 //! thread.handle().spawn(|event_loop| sender.send(event_loop.has_io_uring()))?;
-//! let answer = EventLoop::new(Default::default())?.block_on(receiver)?;
-//! assert_eq!(answer, Ok(thread.ring().flags.is_some()));
+//! assert_eq!(receiver.wait(), Ok(thread.ring().flags.is_some()));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 
 use crate::handle::LoopGone;
 use crate::sync::lock;
@@ -92,6 +92,35 @@ impl<T> Drop for Sender<T> {
         if let Some(waker) = waker {
             waker.wake();
         }
+    }
+}
+
+impl<T> Receiver<T> {
+    /// Blocks the calling thread until the value is there.
+    ///
+    /// A task uses `await` instead: on the thread of the sender's loop, this would never return.
+    ///
+    /// # Errors
+    ///
+    /// The sender was dropped without a value.
+    pub fn wait(mut self) -> Result<T, LoopGone> {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            match Pin::new(&mut self).poll(&mut context) {
+                Poll::Ready(value) => return value,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+}
+
+/// Ends the park of a thread that waits.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 

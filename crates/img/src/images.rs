@@ -89,6 +89,12 @@ impl Image {
         self.node.geometry().size
     }
 
+    /// Returns the node of the block layer, for exports and for other loops. The image is complete on disk when it was flushed
+    /// and the last user of its node is gone.
+    pub fn node(&self) -> Arc<dyn BlockNode> {
+        self.node.clone()
+    }
+
     /// Returns the name of the format.
     pub fn format(&self) -> &'static str {
         self.options.driver.kind().name

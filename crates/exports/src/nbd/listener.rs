@@ -80,6 +80,26 @@ impl NbdListen {
     }
 }
 
+impl From<&Path> for NbdListen {
+    /// A UNIX socket.
+    fn from(path: &Path) -> Self {
+        NbdListen::Unix(path.to_owned())
+    }
+}
+
+impl From<SocketAddr> for NbdListen {
+    /// TCP, on exactly that port.
+    fn from(at: SocketAddr) -> Self {
+        NbdListen::Inet {
+            host: at.ip().to_string(),
+            port: at.port(),
+            to: at.port(),
+            ipv4: at.is_ipv4(),
+            ipv6: at.is_ipv6(),
+        }
+    }
+}
+
 impl From<Listen> for NbdListen {
     fn from(at: Listen) -> Self {
         match at {

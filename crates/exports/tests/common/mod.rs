@@ -205,17 +205,7 @@ where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
 {
-    let (sender, receiver) = mpsc::channel();
-    thread
-        .handle()
-        .spawn(move |event_loop| {
-            let future = make(event_loop.clone());
-            event_loop.spawn(async move {
-                let _ = sender.send(future.await);
-            });
-        })
-        .unwrap();
-    receiver.recv_timeout(PATIENCE).expect("an answer in time")
+    thread.handle().run(make).wait().expect("an answer")
 }
 
 /// A daemon: a control thread, I/O threads, an export.
