@@ -582,6 +582,11 @@ fn commits_and_rebases_keep_contents() {
         pair.same_words(line);
         pair.assert_equal("top.qcow2", "contents.raw", &[]);
     }
+    // A format that is not given would be found by what a guest writes.
+    pair.same_words("rebase -b mid.qcow2 top.qcow2");
+    pair.same_words("rebase -u -b mid.qcow2 top.qcow2");
+    let (_, info, _) = pair.ours(&["info", "--output=json", "top.qcow2"]);
+    assert!(info.contains("\"backing-filename-format\": \"qcow2\""), "{info}");
     pair.same(&["rebase", "-b", "", "top.qcow2"]);
     pair.assert_equal("top.qcow2", "contents.raw", &[]);
     pair.same_words("rebase -u -b mid.qcow2 -F qcow2 top.qcow2");

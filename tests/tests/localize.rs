@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use common::nginx::Nginx;
-use integration::nbd::client_output;
-use integration::{BlkClient, Scratch, Server, ServerCommand, eventually};
+use integration::nbd::{client, client_output};
+use integration::{BlkClient, Scratch, Server, ServerCommand, daemon, eventually};
 
 const ARRIVED: &str = "needs the server no more";
 
@@ -138,6 +138,59 @@ fn an_image_arrives_under_writes_kills_and_upgrades_and_needs_no_server_then() {
     }
 }
 
+/// Without its image, an overlay would read as zeroes where it has nothing: neither a disk nor a source.
+fn unfinished_is_no_disk(scratch: &Scratch, overlay: &Path) {
+    let name = overlay.display().to_string();
+    let socket = scratch.path("alone.sock").display().to_string();
+    let alone = ["--socket", &socket];
+    let (status, log) = ServerCommand::other_command(scratch, "serve").arg(&name).args(alone).run();
+    assert!(!status.success() && log.contains("unfinished overlay") && log.contains("--overlay"));
+    let img = |arguments: &[&str]| {
+        let mut words = vec!["img"];
+        words.extend(arguments);
+        client(scratch, &daemon().display().to_string(), &words)
+    };
+    let copied = img(&["convert", "-O", "raw", &name, "copied"]);
+    let words = String::from_utf8_lossy(&copied.stderr);
+    assert!(!copied.status.success() && words.contains("unfinished overlay"), "{words}");
+    assert!(img(&["info", &name]).status.success() && img(&["check", &name]).status.success());
+    // Where the user says so.
+    let alone = format!("driver=qcow2,backing=,file.driver=file,file.filename={name}");
+    let copied = img(&["convert", "--image-opts", "-O", "raw", &alone, "copied"]);
+    assert!(copied.status.success(), "{copied:?}");
+}
+
+/// An image on a server does not take the place of what a disk has, or has behind it.
+#[test]
+fn disks_and_overlays_of_files_are_no_overlays_of_a_server() {
+    let web = Scratch::new();
+    let nginx = Nginx::new(&web);
+    let scratch = Scratch::new();
+    let disk = Disk { scratch: &scratch, url: nginx.url("/disk.img"), speed: "0", content: vec![] };
+    for line in [
+        "qemu-img create -q -f raw base.raw 8M",
+        "qemu-img create -q -f qcow2 -b base.raw -F raw above.qcow2",
+        "qemu-img create -q -f qcow2 own.qcow2 8M",
+        "qemu-io -c write~0~4k own.qcow2",
+        "qemu-img create -q -f qcow2 snapshot.qcow2 8M",
+        "qemu-img snapshot -c s snapshot.qcow2",
+        "qemu-img create -q -f qcow2 empty.qcow2 8M",
+    ] {
+        let words = line.split(' ').map(|word| word.replace('~', " ")).collect::<Vec<_>>();
+        let words = words.iter().map(String::as_str).collect::<Vec<_>>();
+        client_output(&scratch, words[0], &words[1..]);
+    }
+    for name in ["above.qcow2", "own.qcow2", "snapshot.qcow2"] {
+        let before = fs::read(scratch.path(name)).expect("an image");
+        let (status, log) = disk.command(name).run();
+        assert!(!status.success() && log.contains("it is a disk of its own"), "{name}: {log}");
+        assert!(fs::read(scratch.path(name)).expect("an image") == before, "{name}");
+    }
+    let server = disk.command("empty.qcow2").start();
+    arrived(&server);
+    server.stop();
+}
+
 #[test]
 fn another_image_on_the_server_stops_the_copy_and_the_overlay_stays_as_it_is() {
     let web = Scratch::new();
@@ -157,6 +210,7 @@ fn another_image_on_the_server_stops_the_copy_and_the_overlay_stays_as_it_is() {
     server.stop();
     let (status, log) = disk.command("vm.qcow2").run();
     assert!(!status.success() && log.contains("The overlay belongs to an image of"), "{log}");
+    unfinished_is_no_disk(&scratch, &overlay);
     // The one that it belongs to.
     fs::rename(web.path("before"), nginx.image()).expect("the image");
     disk.speed = "0";

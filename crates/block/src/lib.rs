@@ -41,9 +41,8 @@ pub use create::{Blocking, CreateContext, CreateKind, Creating, NewImage, OnThre
 pub use drivers::KeySlots;
 pub use drivers::http::probe::probe_url;
 pub use drivers::qcow2::{
-    CheckFailure, Checked, CreateQcow2, Damage, DirtyImage, JournalState, LeftJournal, Repair,
-    check_qcow2, create_qcow2, create_qcow2_beside, is_detached, left_journals,
-    remove_left_journal,
+    CheckFailure, Checked, CreateQcow2, Damage, DirtyImage, JournalState, LeftJournal, OverlayFile,
+    Repair, check_qcow2, create_qcow2, create_qcow2_beside, left_journals, remove_left_journal,
 };
 pub use drivers::throttle;
 pub use error::{LEFT_LOCKED, OpenError};

@@ -22,10 +22,10 @@ const CHUNK: u64 = 1 << 20;
 /// The image behind an image, for a rebase.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewBacking {
-    /// The name, as the header will have it. Empty: no image.
+    /// The name, as the header will have it.
     pub name: String,
-    /// The format.
-    pub format: Option<String>,
+    /// The format. Without one, a guest that writes a format's header to a raw image would choose it.
+    pub format: String,
 }
 
 impl Images {
@@ -89,15 +89,22 @@ impl Images {
         copied.and(closed.unwrap_or(Ok(())))
     }
 
-    /// Changes the name of the backing file in the header of an image. The contents change unless both files have the same.
+    /// Changes the name of the backing file in the header of an image. `None`: it has none any more. The contents change unless
+    /// both files have the same.
     ///
     /// # Errors
     ///
     /// The format has no such name, or it is too long.
-    pub fn rename_backing(&mut self, image: &Image, backing: &NewBacking) -> Result<(), Error> {
+    pub fn rename_backing(
+        &mut self,
+        image: &Image,
+        backing: Option<&NewBacking>,
+    ) -> Result<(), Error> {
         let node = self.nodes.node(&image.node_name)?;
-        let NewBacking { name, format } = backing.clone();
-        let new = (!name.is_empty()).then_some(BackingName { filename: name, format });
+        let new = backing.map(|backing| BackingName {
+            filename: backing.name.clone(),
+            format: Some(backing.format.clone()),
+        });
         let renamed = self.block_on(node.set_backing_name(new, &self.event_loop))?;
         renamed.map_err(|errno| match errno {
             Errno::ENOTSUP => Error::new("Operation not supported"),
@@ -105,8 +112,8 @@ impl Images {
         })
     }
 
-    /// Gives an image another backing file and leaves its contents as they are: what the old file has and the new one has not
-    /// goes into the image.
+    /// Gives an image another backing file, or none, and leaves its contents as they are: what the old file has and the new one
+    /// has not goes into the image.
     ///
     /// # Errors
     ///
@@ -114,7 +121,7 @@ impl Images {
     pub fn rebase(
         &mut self,
         source: &Source,
-        backing: &NewBacking,
+        backing: Option<&NewBacking>,
         access: &Access,
         progress: impl FnMut(u64) + 'static,
     ) -> Result<(), Error> {
@@ -133,10 +140,10 @@ impl Images {
             }
             (_, None) => None,
         };
-        let new = match backing.name.as_str() {
-            "" => None,
-            name => {
-                let of_new = Source::beside(&source.name, name, backing.format.clone());
+        let new = match backing {
+            None => None,
+            Some(NewBacking { name, format }) => {
+                let of_new = Source::beside(&source.name, name, Some(format.clone()));
                 let new = self.open(&of_new, &read);
                 let opened = format!("Could not open new backing file '{name}'");
                 Some(new.map_err(|error| error.of(opened))?)

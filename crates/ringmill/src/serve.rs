@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use block::node::Geometry;
 use block::options::HttpOptions;
-use block::{CreateQcow2, Credentials, Format, create_qcow2, is_detached, probe_url};
+use block::{CreateQcow2, Credentials, Format, OverlayFile, create_qcow2, probe_url};
 use control::{
     FuseOptions, ImageKind, ObjectOptions, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions,
     Step,
@@ -80,7 +80,11 @@ pub(crate) fn localize(options: &ServeOptions, kind: ImageKind) -> Option<Locali
 fn is_localized(options: &ServeOptions) -> Result<bool, DaemonError> {
     let overlay = options.overlay.as_ref().filter(|overlay| overlay.is_file());
     let Some(overlay) = overlay else { return Ok(false) };
-    is_detached(overlay).map_err(|error| failed(overlay, "reading the overlay", &error))
+    Ok(looked_at(overlay)? == OverlayFile::Whole)
+}
+
+fn looked_at(overlay: &Path) -> Result<OverlayFile, DaemonError> {
+    OverlayFile::of(overlay).map_err(|error| failed(overlay, "reading the overlay", &error))
 }
 
 /// Returns the steps with which this process continues another process' serving, and the words of its command
@@ -200,6 +204,16 @@ fn on_web(options: &ServeOptions, web: &HttpOptions) -> Result<Found, DaemonErro
             if found != Some(Format::Qcow2) {
                 let why = format!("overlay {}: it is no qcow2 image", overlay.display());
                 return Err(DaemonError::new(why));
+            }
+            match looked_at(overlay)? {
+                OverlayFile::Begun | OverlayFile::Empty | OverlayFile::Whole => {}
+                OverlayFile::Other => {
+                    let (overlay, url) = (overlay.display(), options.shown());
+                    return Err(DaemonError::new(format!(
+                        "overlay {overlay}: it is a disk of its own, or has a backing file; {url} would take the place of \
+                         what it does not store. Name a file that does not exist"
+                    )));
+                }
             }
         }
         (None, None) => {}

@@ -35,17 +35,25 @@ pub(super) fn rebase(options: &RebaseOptions) -> Result<ExitCode, DaemonError> {
     let mut images = images(common)?;
     let source = source(image, common);
     let access = Access { direct: cache.is_direct(), no_flush: cache.is_unsafe(), ..Access::WRITE };
-    let backing =
-        NewBacking { name: backing.clone().unwrap_or_default(), format: backing_format.clone() };
+    let backing = match (backing.as_deref().unwrap_or_default(), backing_format.clone()) {
+        ("", _) => None,
+        (name, Some(format)) => Some(NewBacking { name: name.to_owned(), format }),
+        (name, None) => {
+            let why = "backing format must be specified";
+            let why = format!("Could not change the backing file to '{name}': {why}");
+            return Err(failed(img::Error::new(why)));
+        }
+    };
     if *is_unsafe {
         let opened = images.open(&source, &Access { alone: true, ..access }).map_err(failed)?;
-        images.rename_backing(&opened, &backing).map_err(failed)?;
+        images.rename_backing(&opened, backing.as_ref()).map_err(failed)?;
         images.close(opened).map_err(failed)?;
         return Ok(ExitCode::SUCCESS);
     }
     let size = images.info(&source, &Access::READ).map_err(failed)?.virtual_size;
     let mut progress = Progress::new(common.progress && !common.quiet, size);
-    let rebased = images.rebase(&source, &backing, &access, move |done| progress.tell(done));
+    let rebased =
+        images.rebase(&source, backing.as_ref(), &access, move |done| progress.tell(done));
     if common.progress && !common.quiet {
         print("\n");
     }

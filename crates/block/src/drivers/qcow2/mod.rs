@@ -92,7 +92,7 @@ pub(crate) use self::journal::Journals;
 pub use self::journal::{JournalState, LeftJournal, left_journals, remove_left_journal};
 pub use self::layout::{CreateQcow2, create_qcow2, create_qcow2_beside};
 pub(crate) use self::open::{Below, ImplicitBacking, Opening, probe};
-pub use self::origin::is_detached;
+pub use self::origin::OverlayFile;
 
 /// An opened qcow2 image.
 pub(crate) struct Qcow2Node {

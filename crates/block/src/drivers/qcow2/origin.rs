@@ -6,7 +6,7 @@
 //! Once it has all blocks (`block-stream`), the header records that it has no such image any more.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +14,7 @@ use super::header::{Header, Purpose};
 use super::header_layout::Change;
 use super::image::Image;
 use super::open::{Below, run_apart};
+use super::options::Backing;
 use crate::error::OpenError;
 
 /// The longest content that is recorded, bytes: the header has to fit into a sector.
@@ -23,17 +24,64 @@ pub(super) const DETACHED: &str = "none: it has no backing image any more";
 /// Bytes that begin a file, with the header.
 const HEADER: u64 = 64 << 10;
 
-/// Returns whether a file is a qcow2 image that was an overlay of an image on a server, and has no backing image any more.
-///
-/// # Errors
-///
-/// Those of reading the file.
-pub fn is_detached(path: &Path) -> io::Result<bool> {
-    let mut start = Vec::new();
-    File::open(path)?.take(HEADER).read_to_end(&mut start)?;
-    let header = Header::parse(&start, Purpose::of(true));
-    Ok(header
-        .is_ok_and(|header| header.backing.is_none() && header.origin.as_deref() == Some(DETACHED)))
+/// A qcow2 file as the overlay of an image on a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverlayFile {
+    /// It belongs to a content, and lacks parts of it.
+    Begun,
+    /// It was one, and has all parts. It has no backing image any more.
+    Whole,
+    /// It has stored nothing yet, and its header names no backing file.
+    Empty,
+    /// It is a disk of its own, or the overlay of a file: what is behind it may not be replaced.
+    Other,
+}
+
+impl OverlayFile {
+    /// Looks at the header of a file, and at the table in it that has all that is stored.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file. One that is no valid image is [`Other`](Self::Other).
+    pub fn of(path: &Path) -> io::Result<OverlayFile> {
+        let file = File::open(path)?;
+        let mut start = Vec::new();
+        (&file).take(HEADER).read_to_end(&mut start)?;
+        let Ok(header) = Header::parse(&start, Purpose::of(true)) else {
+            return Ok(OverlayFile::Other);
+        };
+        Ok(match (header.backing, header.origin.as_deref()) {
+            (Some(_), _) => OverlayFile::Other,
+            (None, Some(DETACHED)) => OverlayFile::Whole,
+            (None, Some(_)) => OverlayFile::Begun,
+            (None, None) if header.data_file.is_some() || header.snapshots.1 > 0 => {
+                OverlayFile::Other
+            }
+            (None, None) => {
+                let (at, len) = header.l1_table;
+                match is_zero(&file, at, len)? {
+                    true => OverlayFile::Empty,
+                    false => OverlayFile::Other,
+                }
+            }
+        })
+    }
+}
+
+/// Returns whether a part of a file is there and has only zeroes.
+fn is_zero(file: &File, at: u64, len: u64) -> io::Result<bool> {
+    let mut rest = file;
+    rest.seek(SeekFrom::Start(at))?;
+    let (mut rest, mut piece) = (rest.take(len), Vec::new());
+    loop {
+        piece.clear();
+        if (&mut rest).take(HEADER).read_to_end(&mut piece)? == 0 {
+            return Ok(rest.limit() == 0);
+        }
+        if piece.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
 }
 
 /// What the opening of an image does about the content of its backing image.
@@ -47,11 +95,25 @@ pub(super) enum Origin {
 
 impl Origin {
     /// Compares the content of the backing image with the `recorded` one. `accepts`: another one is recorded from now on.
+    /// `backing` has the user's words.
     pub(super) fn judge(
         recorded: Option<&str>,
         below: &Below,
+        backing: &Backing,
         accepts: bool,
     ) -> Result<Origin, OpenError> {
+        if let (Some(recorded), None, Backing::Implicit) = (recorded, &below.backing, backing)
+            && recorded != DETACHED
+        {
+            let why = format!(
+                "The image is an unfinished overlay of an image of {recorded} on a server: without that, its missing parts \
+                 would read as zeroes"
+            );
+            return Err(OpenError::new(why).with_hint(
+                "ringmill serve URL --overlay FILE opens both, as does backing=NODE of driver qcow2; backing=null opens the \
+                 overlay alone",
+            ));
+        }
         let now = below.backing.as_ref().and_then(|backing| backing.content());
         let Some(now) = now.filter(|now| now.len() <= LONGEST) else { return Ok(Origin::Keep) };
         match recorded {
