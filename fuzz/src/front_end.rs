@@ -72,17 +72,9 @@ struct Devices {
 /// An export of two queues on one loop.
 pub(crate) fn config(event_loop: &EventLoop, listen: Listen) -> VhostUserConfig {
     VhostUserConfig {
-        id: "fuzz".into(),
-        listen,
-        io_threads: vec![event_loop.handle()],
         num_queues: Some(2),
         writable: true,
-        writethrough: false,
-        logical_block_size: 512,
-        pin_memory: false,
-        max_memory: None,
-        taken_over: None,
-        held: false,
+        ..VhostUserConfig::new("fuzz", listen, vec![event_loop.handle()])
     }
 }
 

@@ -43,7 +43,9 @@ pub use initramfs::Initramfs;
 pub use loop_device::{LoopDevice, LoopDevices};
 pub use mounted::Mounted;
 pub use port::Port;
-pub use program::{client, daemon, install, preloaded, python, repository, tied_command, tool};
+pub use program::{
+    client, daemon, install, preloaded, python, repository, tied_command, tool, words,
+};
 pub use qmp::{Qmp, merged};
 pub use qsd::start_qsd;
 pub use scratch::Scratch;

@@ -139,3 +139,8 @@ fn build_daemon() -> PathBuf {
     built_by.write_all(run.as_bytes()).expect("a file");
     program
 }
+
+/// The words of a command line. `~` stands for a blank within a word.
+pub fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(|word| word.replace('~', " ")).collect()
+}

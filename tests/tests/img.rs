@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use integration::{Scratch, daemon, tool};
+use integration::{Scratch, daemon, tool, words};
 
 /// Two folders with the same files: one for the command under test, the other for qemu-img.
 struct Pair {
@@ -46,11 +46,9 @@ impl Pair {
     /// Makes images by qemu-img, the same in both folders.
     fn prepare(&self, commands: &[&str]) {
         for command in commands {
-            let (program, arguments) = command.split_once(' ').expect("a program");
-            let arguments: Vec<_> =
-                arguments.split(' ').map(|word| word.replace('~', " ")).collect();
-            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let (code, output, errors) = ran(&tool(program), &self.theirs, &arguments);
+            let words = words(command);
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let (code, output, errors) = ran(&tool(words[0]), &self.theirs, &words[1..]);
             assert_eq!(code, Some(0), "{command}: {output}{errors}");
         }
         if self.ours == self.theirs {

@@ -26,7 +26,7 @@ fn patterned(scratch: &Scratch, images: &mut Images, format: &str) -> String {
     name
 }
 
-/// What is written is read, by this library and by QEMU, at any byte, with and without the page cache.
+/// This library and QEMU read the bytes that this library has written, at any byte, with and without the page cache.
 #[test]
 fn images_are_read_and_written_at_any_byte() {
     let scratch = Scratch::new();

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use common::nginx::Nginx;
 use integration::nbd::{client, client_output};
-use integration::{BlkClient, Scratch, Server, ServerCommand, daemon, eventually};
+use integration::{BlkClient, Scratch, Server, ServerCommand, daemon, eventually, words};
 
 const ARRIVED: &str = "needs the server no more";
 
@@ -176,7 +176,7 @@ fn disks_and_overlays_of_files_are_no_overlays_of_a_server() {
         "qemu-img snapshot -c s snapshot.qcow2",
         "qemu-img create -q -f qcow2 empty.qcow2 8M",
     ] {
-        let words = line.split(' ').map(|word| word.replace('~', " ")).collect::<Vec<_>>();
+        let words = words(line);
         let words = words.iter().map(String::as_str).collect::<Vec<_>>();
         client_output(&scratch, words[0], &words[1..]);
     }

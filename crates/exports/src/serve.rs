@@ -1,4 +1,4 @@
-//! A node that a program serves without being a daemon: one call, and a thread with a loop of its own.
+//! A node that a program serves without being a daemon. One call starts a thread with an event loop.
 //!
 //! ```
 //! use exports::serve;
@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::node::BlockNode;
-use event_loop::{EventLoop, IoThread, IoThreadConfig, oneshot};
+use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopConfig, oneshot};
 
 use crate::nbd::{NbdExportConfig, NbdListen, NbdServer, NbdServerConfig};
 use crate::vhost_user::{ExportError, Listen, VhostUserConfig, VhostUserExport};
@@ -43,15 +43,21 @@ const HANDSHAKE_SECONDS: u32 = 10;
 ///
 /// Dropping it ends the service as [`stop`](Self::stop) does. A failed flush is logged then.
 pub struct Served {
-    /// Dropped to end the service.
-    end: Option<oneshot::Sender<()>>,
-    ended: Option<oneshot::Receiver<Result<(), ExportError>>>,
+    /// `None`: it has ended.
+    running: Option<Running>,
     /// Its loop lives until the service has ended.
     _thread: IoThread,
 }
 
-/// The service's side of a [`Served`].
-struct Service {
+/// A service that runs.
+struct Running {
+    /// Dropped to end the service.
+    end: oneshot::Sender<()>,
+    ended: oneshot::Receiver<Result<(), ExportError>>,
+}
+
+/// The side of a [`Served`] that its service has.
+pub struct Service {
     begun: oneshot::Sender<()>,
     end: oneshot::Receiver<()>,
 }
@@ -77,7 +83,7 @@ pub fn nbd(
         // Clients that come before the export wait for it.
         held: true,
     };
-    Served::start("nbd", move |event_loop, service| async move {
+    Served::start(named("nbd"), move |event_loop, service| async move {
         let server = NbdServer::start(&event_loop, server)?;
         let export = NbdExportConfig {
             id: name.clone(),
@@ -117,19 +123,11 @@ pub fn vhost_user_blk(
     num_queues: u16,
 ) -> Result<Served, ExportError> {
     let listen = Listen::Path(socket.into());
-    Served::start("vhost-user-blk", move |event_loop, service| async move {
+    Served::start(named("vhost-user-blk"), move |event_loop, service| async move {
         let config = VhostUserConfig {
-            id: "vhost-user-blk".into(),
-            listen,
-            io_threads: vec![event_loop.handle()],
             num_queues: Some(num_queues),
             writable: !node.geometry().read_only,
-            writethrough: false,
-            logical_block_size: 512,
-            pin_memory: false,
-            max_memory: None,
-            taken_over: None,
-            held: false,
+            ..VhostUserConfig::new("vhost-user-blk", listen, vec![event_loop.handle()])
         };
         let export = VhostUserExport::blk(event_loop, config, node, String::new()).await?;
         service.runs().await;
@@ -137,27 +135,34 @@ pub fn vhost_user_blk(
     })
 }
 
+fn named(name: &str) -> LoopConfig {
+    LoopConfig { name: name.to_owned(), ..LoopConfig::default() }
+}
+
 impl Served {
-    /// Starts a service on the loop of a new thread, and waits until it runs.
-    fn start<F>(
-        name: &str,
+    /// Starts a service on the loop of a new thread, and waits until it [runs](Service::runs): for exports that this module
+    /// has no function for.
+    ///
+    /// # Errors
+    ///
+    /// No thread can be started; or the error with which `service` ends before it runs.
+    pub fn start<F>(
+        event_loop: LoopConfig,
         service: impl FnOnce(EventLoop, Service) -> F + Send + 'static,
     ) -> Result<Served, ExportError>
     where
         F: Future<Output = Result<(), ExportError>> + 'static,
     {
-        let mut config = IoThreadConfig::default();
-        config.event_loop.name = name.to_owned();
-        let thread = IoThread::spawn(config).map_err(|error| ExportError::Attach {
-            io_thread: name.to_owned(),
-            error: io::Error::other(error),
-        })?;
+        let io_thread = event_loop.name.clone();
+        let config = IoThreadConfig { event_loop, ..IoThreadConfig::default() };
+        let thread = IoThread::spawn(config)
+            .map_err(|error| ExportError::Attach { io_thread, error: io::Error::other(error) })?;
         let (begun, has_begun) = oneshot::channel();
         let (end, is_ending) = oneshot::channel();
         let seen = Service { begun, end: is_ending };
         let ended = thread.handle().run(move |event_loop| service(event_loop, seen));
         match has_begun.wait() {
-            Ok(()) => Ok(Served { end: Some(end), ended: Some(ended), _thread: thread }),
+            Ok(()) => Ok(Served { running: Some(Running { end, ended }), _thread: thread }),
             // The service has ended before it ran.
             Err(error) => Err(ended.wait()?.err().unwrap_or_else(|| error.into())),
         }
@@ -173,11 +178,9 @@ impl Served {
     }
 
     fn finish(&mut self) -> Result<(), ExportError> {
-        drop(self.end.take());
-        match self.ended.take() {
-            Some(ended) => ended.wait()?,
-            None => Ok(()),
-        }
+        let Some(Running { end, ended }) = self.running.take() else { return Ok(()) };
+        drop(end);
+        ended.wait()?
     }
 }
 
@@ -190,8 +193,8 @@ impl Drop for Served {
 }
 
 impl Service {
-    /// Tells that the service runs, and waits for its end.
-    async fn runs(self) {
+    /// Tells that the service runs, and completes when it has to end.
+    pub async fn runs(self) {
         self.begun.send(());
         // The other end is dropped, never used.
         let _ = self.end.await;

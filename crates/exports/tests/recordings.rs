@@ -55,18 +55,11 @@ struct BackEnd {
 
 impl BackEnd {
     fn start(&mut self) {
+        let listen = Listen::Path(self.dir.socket());
         let config = VhostUserConfig {
-            id: "e0".into(),
-            listen: Listen::Path(self.dir.socket()),
-            io_threads: vec![self.io_thread.handle().clone()],
             num_queues: Some(self.num_queues),
             writable: true,
-            writethrough: false,
-            logical_block_size: 512,
-            pin_memory: false,
-            max_memory: None,
-            taken_over: None,
-            held: false,
+            ..VhostUserConfig::new("e0", listen, vec![self.io_thread.handle().clone()])
         };
         let (kind, disk) = (self.kind, self.disk.clone());
         let export = run_on(&self.control, move |event_loop| async move {

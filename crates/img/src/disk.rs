@@ -10,7 +10,7 @@ use nix::errno::Errno;
 
 use crate::copy::{fill, flush, memory};
 use crate::error::Error;
-use crate::images::{Image, Images};
+use crate::images::{Image, Images, block_on};
 
 /// Bytes that one request reads or writes, at most.
 const PIECE: usize = 1 << 20;
@@ -41,7 +41,7 @@ const PIECE: usize = 1 << 20;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A program with an event loop of its own takes [`Image::node`], and [`block::submit`] on a channel of that loop.
+/// A program that has an event loop takes [`Image::node`] instead, and [`block::submit`] on a channel of that loop.
 pub struct Disk {
     name: String,
     event_loop: EventLoop,
@@ -122,8 +122,7 @@ impl Disk {
     /// The storage says that it may not be.
     pub fn flush(&self) -> Result<(), Error> {
         let channel = self.channel.clone();
-        let flushed = self.event_loop.block_on(async move { flush(&channel).await });
-        flushed.map_err(|error| Error::io("the event loop failed", &error))?
+        block_on(&self.event_loop, async move { flush(&channel).await })?
     }
 
     fn check(&self, what: &str, offset: u64, len: u64) -> Result<(), Error> {
@@ -163,9 +162,7 @@ impl Disk {
         len: u64,
         request: impl Future<Output = Result<T, Errno>> + 'static,
     ) -> Result<T, Error> {
-        let done = self.event_loop.block_on(request);
-        let done = done.map_err(|error| Error::io("the event loop failed", &error))?;
-        done.map_err(|errno| {
+        block_on(&self.event_loop, request)?.map_err(|errno| {
             Error::os(format!("{what} of {len} bytes at {at} of '{}'", self.name), errno)
         })
     }

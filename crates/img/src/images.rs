@@ -18,7 +18,6 @@ use options::table::{Context, look};
 use options::value::Dialect;
 use options::{Object, Value};
 
-use crate::copy::flush;
 use crate::error::Error;
 use crate::source::{Given, Source};
 
@@ -187,17 +186,12 @@ impl Images {
     pub fn close(&mut self, image: Image) -> Result<(), Error> {
         let flushed = match image.node.geometry().read_only {
             true => Ok(()),
-            false => self.flush(&image),
+            false => self.disk(&image).and_then(|disk| disk.flush()),
         };
         let Image { node, node_name, .. } = image;
         drop(node);
         self.nodes.remove(&node_name)?;
         flushed
-    }
-
-    fn flush(&self, image: &Image) -> Result<(), Error> {
-        let channel = self.channel(&image.node)?;
-        self.block_on(async move { flush(&channel).await })?
     }
 
     /// Tries again while a killed process keeps an image locked.
@@ -304,8 +298,16 @@ impl Images {
         &self,
         future: impl Future<Output = T> + 'static,
     ) -> Result<T, Error> {
-        self.event_loop.block_on(future).map_err(|error| Error::io("the event loop failed", &error))
+        block_on(&self.event_loop, future)
     }
+}
+
+/// Runs a loop until the future is done.
+pub(crate) fn block_on<T: 'static>(
+    event_loop: &EventLoop,
+    future: impl Future<Output = T> + 'static,
+) -> Result<T, Error> {
+    event_loop.block_on(future).map_err(|error| Error::io("the event loop failed", &error))
 }
 
 /// A node that stores compressed what is written to one.

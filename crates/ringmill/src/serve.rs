@@ -76,23 +76,25 @@ pub(crate) fn localize(options: &ServeOptions, kind: ImageKind) -> Option<Locali
     }
 }
 
-/// Returns whether an image's overlay needs the image no more.
-fn is_localized(options: &ServeOptions) -> Result<bool, DaemonError> {
+/// Returns how the overlay belongs to its image. `None`: there is no such file.
+fn overlay_found(options: &ServeOptions) -> Result<Option<OverlayFile>, DaemonError> {
     let overlay = options.overlay.as_ref().filter(|overlay| overlay.is_file());
-    let Some(overlay) = overlay else { return Ok(false) };
-    Ok(looked_at(overlay)? == OverlayFile::Whole)
-}
-
-fn looked_at(overlay: &Path) -> Result<OverlayFile, DaemonError> {
-    OverlayFile::of(overlay).map_err(|error| failed(overlay, "reading the overlay", &error))
+    let look = |overlay: &PathBuf| {
+        OverlayFile::of(overlay).map_err(|error| failed(overlay, "reading the overlay", &error))
+    };
+    overlay.map(look).transpose()
 }
 
 /// Returns the steps with which this process continues another process' serving, and the words of its command
 /// line. The image is not probed again: the guest has written to it since.
 pub(crate) fn go_on(options: &ServeOptions, arguments: &[String]) -> Result<GoOn, DaemonError> {
     let kind = match fs::metadata(&options.image) {
-        _ if options.web.is_some() && is_localized(options)? => ImageKind::Localized,
-        _ if options.web.is_some() => ImageKind::File,
+        _ if options.web.is_some() => match overlay_found(options)? {
+            Some(OverlayFile::Whole) => ImageKind::Localized,
+            Some(OverlayFile::Begun | OverlayFile::Empty | OverlayFile::Other) | None => {
+                ImageKind::File
+            }
+        },
         Ok(metadata) if metadata.file_type().is_block_device() => ImageKind::BlockDevice,
         Ok(_) => ImageKind::File,
         Err(error) => return Err(failed(&options.image, "stat", &error)),
@@ -165,7 +167,8 @@ pub(crate) fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError>
 
 /// Looks at an image on a web server, and makes a missing overlay.
 fn on_web(options: &ServeOptions, web: &HttpOptions) -> Result<Found, DaemonError> {
-    if is_localized(options)? {
+    let there = overlay_found(options)?;
+    if there == Some(OverlayFile::Whole) {
         let format = options.format.unwrap_or(ServeFormat::ProbedRaw);
         return Ok(Found { kind: ImageKind::Localized, format, made: None });
     }
@@ -205,15 +208,12 @@ fn on_web(options: &ServeOptions, web: &HttpOptions) -> Result<Found, DaemonErro
                 let why = format!("overlay {}: it is no qcow2 image", overlay.display());
                 return Err(DaemonError::new(why));
             }
-            match looked_at(overlay)? {
-                OverlayFile::Begun | OverlayFile::Empty | OverlayFile::Whole => {}
-                OverlayFile::Other => {
-                    let (overlay, url) = (overlay.display(), options.shown());
-                    return Err(DaemonError::new(format!(
-                        "overlay {overlay}: it is a disk of its own, or has a backing file; {url} would take the place of \
-                         what it does not store. Name a file that does not exist"
-                    )));
-                }
+            if there == Some(OverlayFile::Other) {
+                let (overlay, url) = (overlay.display(), options.shown());
+                return Err(DaemonError::new(format!(
+                    "overlay {overlay}: it is a disk of its own, or has a backing file; {url} would take the place of \
+                     what it does not store. Name a file that does not exist"
+                )));
             }
         }
         (None, None) => {}

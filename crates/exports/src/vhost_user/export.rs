@@ -48,6 +48,25 @@ pub struct VhostUserConfig {
     pub held: bool,
 }
 
+impl VhostUserConfig {
+    /// Returns a configuration in which all other options have their defaults. The export is read-only.
+    pub fn new(id: impl Into<String>, listen: Listen, io_threads: Vec<LoopHandle>) -> Self {
+        VhostUserConfig {
+            id: id.into(),
+            listen,
+            io_threads,
+            num_queues: None,
+            writable: false,
+            writethrough: false,
+            logical_block_size: 512,
+            pin_memory: false,
+            max_memory: None,
+            taken_over: None,
+            held: false,
+        }
+    }
+}
+
 /// Block nodes offered over a vhost-user socket.
 ///
 /// Dropping it stops it without waiting.

@@ -252,18 +252,11 @@ impl Daemon {
     }
 
     pub(crate) fn config(&self, listen: Listen, num_queues: u16) -> VhostUserConfig {
+        let io_threads = self.io_threads.iter().map(|thread| thread.handle().clone()).collect();
         VhostUserConfig {
-            id: "e0".into(),
-            listen,
-            io_threads: self.io_threads.iter().map(|thread| thread.handle().clone()).collect(),
             num_queues: Some(num_queues),
             writable: true,
-            writethrough: false,
-            logical_block_size: 512,
-            pin_memory: false,
-            max_memory: None,
-            taken_over: None,
-            held: false,
+            ..VhostUserConfig::new("e0", listen, io_threads)
         }
     }
 

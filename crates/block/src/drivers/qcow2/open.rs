@@ -311,12 +311,7 @@ impl Opening {
         below.file.enable_growth();
         below.data().enable_growth();
         let place = below.file.clone().host_storage().and_then(|storage| storage.place());
-        let origin = Origin::judge(
-            header.origin.as_deref(),
-            &below,
-            &options.backing,
-            options.backing_changed,
-        )?;
+        let origin = Origin::judge(header.origin.as_deref(), &below, options)?;
         if !read_only && header.is_dirty && header.mark.is_none() {
             if is_shared {
                 let error = io::Error::other("the process that hands it over has not marked it");

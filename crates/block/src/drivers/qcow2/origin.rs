@@ -14,7 +14,7 @@ use super::header::{Header, Purpose};
 use super::header_layout::Change;
 use super::image::Image;
 use super::open::{Below, run_apart};
-use super::options::Backing;
+use super::options::{Backing, Qcow2Options};
 use crate::error::OpenError;
 
 /// The longest content that is recorded, bytes: the header has to fit into a sector.
@@ -33,7 +33,7 @@ pub enum OverlayFile {
     Whole,
     /// It has stored nothing yet, and its header names no backing file.
     Empty,
-    /// It is a disk of its own, or the overlay of a file: what is behind it may not be replaced.
+    /// It is an independent disk, or the overlay of a file: what is behind it may not be replaced.
     Other,
 }
 
@@ -94,15 +94,14 @@ pub(super) enum Origin {
 }
 
 impl Origin {
-    /// Compares the content of the backing image with the `recorded` one. `accepts`: another one is recorded from now on.
-    /// `backing` has the user's words.
+    /// Compares the content of the backing image with the `recorded` one.
     pub(super) fn judge(
         recorded: Option<&str>,
         below: &Below,
-        backing: &Backing,
-        accepts: bool,
+        options: &Qcow2Options,
     ) -> Result<Origin, OpenError> {
-        if let (Some(recorded), None, Backing::Implicit) = (recorded, &below.backing, backing)
+        if let (Some(recorded), None, Backing::Implicit) =
+            (recorded, &below.backing, &options.backing)
             && recorded != DETACHED
         {
             let why = format!(
@@ -118,11 +117,11 @@ impl Origin {
         let Some(now) = now.filter(|now| now.len() <= LONGEST) else { return Ok(Origin::Keep) };
         match recorded {
             Some(recorded) if recorded == now => Ok(Origin::Keep),
-            Some(DETACHED) if !accepts => {
+            Some(DETACHED) if !options.backing_changed => {
                 let why = "The image had a backing image on a server, and has none any more";
                 Err(OpenError::new(why).with_hint("backing=null leaves the backing image out"))
             }
-            Some(recorded) if !accepts => {
+            Some(recorded) if !options.backing_changed => {
                 let why = format!(
                     "The overlay belongs to an image of {recorded}, and its backing image on the server is one of {now}"
                 );
