@@ -32,8 +32,9 @@ cp /bin/busybox /mnt/
 # Once for writing, whatever the name; nothing is left of the attempt.
 refused '/tmp/disk.qcow2 is attached already: /dev/ublkb0, by process' ringmill attach /tmp/disk.qcow2
 ln /tmp/disk.qcow2 /tmp/link.qcow2
-refused 'lock' ringmill attach /tmp/link.qcow2
-refused 'lock' ringmill attach /tmp/link.qcow2 --snapshot
+for mode in --locking=off --read-only --snapshot; do
+    refused '/tmp/link.qcow2 is attached already: /dev/ublkb0, by process' ringmill attach /tmp/link.qcow2 $mode
+done
 [ ! -e /dev/ublkc1 ] && [ -z "$(ls /var/tmp)" ]
 
 # In use.
@@ -46,7 +47,13 @@ exec 9</dev/ublkb0
 refused '/dev/ublkb0 is open' ringmill detach /dev/ublkb0
 exec 9<&-
 cd /tmp
-ringmill detach disk.qcow2
+# Two commands at once: one of them detaches.
+for n in 1 2; do
+    { ringmill detach link.qcow2 && echo detached; } >out$n 2>&1 &
+done
+wait
+[ "$(cat out1 out2 | grep -cx detached)" = 1 ]
+[ "$(cat out1 out2 | grep -c 'not attached')" = 1 ]
 nothing_left
 ringmill check /tmp/disk.qcow2 >/dev/null
 refused 'not attached' ringmill detach /dev/ublkb0
@@ -63,7 +70,7 @@ ringmill detach disk.qcow2
 before=$(md5sum <disk.qcow2)
 [ "$(ringmill attach disk.qcow2 --snapshot)" = /dev/ublkb0 ]
 [ "$(ringmill attach disk.qcow2 --snapshot)" = /dev/ublkb1 ]
-refused 'lock' ringmill attach disk.qcow2
+refused 'disk.qcow2 is attached already: /dev/ublkb0, by process' ringmill attach disk.qcow2
 dd if=/dev/zero of=/dev/ublkb0 bs=1M count=8 conv=fsync 2>/dev/null
 cmp -n 8388608 /dev/zero /dev/ublkb0
 mount -t ext4 /dev/ublkb1 /mnt
@@ -103,6 +110,26 @@ until_true grep -qx /dev/ublkb0 out
 [ "$(cat /sys/block/ublkb0/size)" = 16384 ]
 kill $daemon
 wait $daemon
+nothing_left
+
+# A device in use stays, and waits for the same command.
+ringmill attach -f new.qcow2 >out 2>err &
+daemon=$!
+until_true grep -qx /dev/ublkb0 out
+exec 9</dev/ublkb0
+kill $daemon
+if wait $daemon; then exit 1; fi
+exec 9<&-
+grep -q '/dev/ublkb0 is open, and stays' err
+grep -q 'Go on with it: ringmill attach -f new.qcow2' err
+[ "$(ringmill attach new.qcow2)" = /dev/ublkb0 ]
+ringmill detach new.qcow2
+nothing_left
+
+# Without a place for the device's name.
+refused '/dev/ublkb0 is attached, and printing that failed' sh -c 'ringmill attach new.qcow2 >/dev/full'
+ringmill detach new.qcow2
+refused "cannot print the device's name" sh -c 'ringmill attach -f new.qcow2 >/dev/full'
 nothing_left
 
 # udev has the last word: the command waits for it.
@@ -155,15 +182,39 @@ for round in 1 2 3; do
     cmp /bin/busybox /mnt/$round
     cmp /bin/busybox /mnt/waits$round
 done
+
+# The device waits for its image, whatever has the image's name by now, and whatever name the image has.
+sync
+kill -9 $(cat $records/*.pid)
+mv disk.qcow2 old.qcow2
+refused 'disk.qcow2 was replaced: /dev/ublkb0 belongs to inode' ringmill attach disk.qcow2 --size 64M
+cp old.qcow2 disk.qcow2
+for mode in --size=64M --read-only; do
+    refused 'disk.qcow2 was replaced: /dev/ublkb0 belongs to inode' ringmill attach disk.qcow2 $mode
+done
+refused 'ringmill detach /dev/ublkb0' ringmill attach disk.qcow2
+refused 'old.qcow2 is attached already: /dev/ublkb0 (writable, as /tmp/disk.qcow2) waits' ringmill attach old.qcow2
+mv old.qcow2 disk.qcow2
+ln disk.qcow2 link.qcow2
+for other in 'link.qcow2 --locking=off' 'disk.qcow2 --read-only' 'link.qcow2 --snapshot'; do
+    refused 'Go on with that device: ringmill attach disk.qcow2' ringmill attach $other
+done
+[ ! -e /dev/ublkc1 ] && [ -z "$(ls /var/tmp)" ]
+ln -s disk.qcow2 symbolic.qcow2
+[ "$(ringmill attach symbolic.qcow2)" = $device ]
+cmp /bin/busybox /mnt/waits3
 umount /mnt
 ringmill detach $device
 nothing_left
 ringmill check disk.qcow2 >/dev/null
 
-# Thrown away.
+# Thrown away, whatever has become of the image.
 ringmill attach disk.qcow2 >/dev/null
 kill -9 $(cat $records/*.pid)
+mv disk.qcow2 old.qcow2
+refused '/dev/ublkb0 waits' ringmill detach disk.qcow2
 ringmill detach disk.qcow2 --force
+mv old.qcow2 disk.qcow2
 until_true nothing_left
 
 # What was flushed is there.

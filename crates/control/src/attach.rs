@@ -65,7 +65,7 @@ pub(crate) static ATTACH: &[Field<ServeOptions>] = &[
     Row::optional(
         "foreground",
         "the command returns once the device can be used",
-        "stay in the foreground, with a status line; Ctrl-C detaches",
+        "stay in the foreground, with a status line; Ctrl-C or SIGTERM detaches; a device in use stays, and the command fails",
     )
     .flag(|serve| of_attach(serve).foreground = true),
     Field {

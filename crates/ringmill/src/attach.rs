@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::env;
 use std::fs::{self, File};
-use std::io::{self, IsTerminal, Seek, SeekFrom};
+use std::io::{self, IsTerminal, Seek, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,11 +12,14 @@ use std::rc::Rc;
 use block::{CreateQcow2, Credentials, create_qcow2};
 use control::{Attachment, SERVED_NODE, ServeFormat, ServeOptions};
 use daemon::pidfile::{Pidfile, Renaming};
-use daemon::ublk::{control as ublk, wire::owner};
+use daemon::ublk::control as ublk;
 use daemon::{DaemonError, Environment, Ready, Start, Status, check_ublk, confinement, spawner};
 
-use crate::attachments::{self, Attached, KILLED_MS};
+use crate::attachments::identity::{self, Identity, Image, choose, replaced};
+use crate::attachments::lock::{Lock, Wait};
+use crate::attachments::{self, Attached, KILLED_MS, Mode};
 use crate::daemonize::{self, Daemon, Detached, Role};
+use crate::detach::users;
 use crate::serve::{Found, describe_image, find_or_make};
 use crate::{trace, udev};
 
@@ -32,7 +35,13 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
             Ok(Role::Parent { code, said }) => {
                 if let Some((device, opened)) = said.split_once('\n').filter(|_| code == 0) {
                     udev::wait_for(Path::new(device));
-                    print(Path::new(device), opened);
+                    print(Path::new(device), opened).map_err(|error| {
+                        let what =
+                            format!("{device} is attached, and printing that failed: {error}");
+                        DaemonError::new(what).with_hint(&format!(
+                            "Detach it, if it is not needed: ringmill detach {device}"
+                        ))
+                    })?;
                 }
                 return Ok(ExitCode::from(code));
             }
@@ -46,19 +55,23 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
         }
     }
     check_ublk()?;
-    let lock = attachments::lock()?;
-    for left in attachments::all()? {
-        left.clear_if_ended();
-    }
     let mut options = options.clone();
     let image = place(&mut options)?;
-    let (attached, dev_id) = plan(&options, image, attach.snapshot)?;
+    let mode = match (attach.snapshot, options.read_only) {
+        (true, _) => Mode::Snapshot,
+        (false, true) => Mode::ReadOnly,
+        (false, false) => Mode::Write,
+    };
+    let mut claim = claim(&image, mode)?;
+    let dev_id = claim.number;
     let mut environment = Environment::of_environment(parent)?;
     let named = spawner::Named { devices: vec![Some(dev_id)], ..spawner::Named::default() };
     let spawner = spawner::start(&options.sandbox, &named, true);
     trace::start(&options.trace)?;
     let Found { kind, format, made } = find_or_make(&options)?;
     let is_made = made.is_some();
+    claim.identify(&options)?;
+    let attached = claim.attached.clone();
     let shown = options.clone();
     let mut temporary = Temporary(made);
     if attach.snapshot {
@@ -86,6 +99,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
     };
     let result = daemon::run(start, environment, |daemon| {
         let created = Pidfile::create_if(Some(&pid), Renaming::Possible)?;
+        claim.check(&shown)?;
         let geometry = daemon.node(SERVED_NODE)?.geometry();
         let mut opened = describe_image(&shown, &geometry, (kind, format), is_made);
         if attach.snapshot {
@@ -95,22 +109,22 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
         } else {
             temporary.keep();
         }
-        attached.record()?;
         let (detached, status) =
             match child.map(Daemon::detach).transpose().map_err(cannot_leave)? {
                 Some(detached) => {
-                    print!("{}\n{opened}", attached.device.display());
+                    write!(io::stdout(), "{}\n{opened}", attached.device.display())
+                        .map_err(|error| cannot_print(&error))?;
                     (Some(detached), None)
                 }
                 None => {
-                    print(&attached.device, &opened);
+                    print(&attached.device, &opened).map_err(|error| cannot_print(&error))?;
                     let is_traced =
                         !options.trace.events.is_empty() && options.trace.file.is_none();
                     (None, Some(Status::new(is_traced)))
                 }
             };
         daemon.confine()?;
-        let pidfile = pidfile.clone();
+        let (pidfile, lock) = (pidfile.clone(), claim.lock.take());
         let tell = move || {
             Pidfile::fill_if(created, &pidfile)?;
             drop(lock);
@@ -118,12 +132,28 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
         };
         Ok(Ready { status, tell: Box::new(tell) })
     });
-    drop(pidfile);
-    // A device in use waits for the next daemon.
-    if !attached.has_device() {
-        attached.forget();
+    // While the record keeps the number.
+    let stays = attached.has_device();
+    drop((pidfile, claim));
+    match (result, stays) {
+        (Ok(()), true) => Err(waits(&attached)),
+        (result, _) => result.map(|()| ExitCode::SUCCESS),
     }
-    result.map(|()| ExitCode::SUCCESS)
+}
+
+/// The error at the end of a daemon whose device is in use.
+fn waits(attached: &Attached) -> DaemonError {
+    let (device, command) = (attached.device.display(), attached.command.join(" "));
+    let users = users(&attached.device);
+    DaemonError::new(format!("{device} is {users}, and stays: its requests wait")).with_hint(
+        &format!(
+            "Go on with it: {command}\nThen unmount it, and detach it: ringmill detach {device}"
+        ),
+    )
+}
+
+fn cannot_print(error: &io::Error) -> DaemonError {
+    DaemonError::new(format!("cannot print the device's name: {error}"))
 }
 
 /// A file that is removed, unless it is to stay.
@@ -147,59 +177,143 @@ fn cannot_leave(error: io::Error) -> DaemonError {
     DaemonError::new(format!("cannot leave the terminal: {error}"))
 }
 
-/// Makes the image's path absolute, with links followed, and returns the name that the image is recorded by.
-fn place(options: &mut ServeOptions) -> Result<String, DaemonError> {
-    if options.web.is_none() {
-        // An image that is to be made is not there.
-        let found = fs::canonicalize(&options.image);
-        options.image =
-            found.or_else(|_| std::path::absolute(&options.image)).map_err(DaemonError::new)?;
+/// Makes the paths of the image and the overlay absolute, without links, and returns what is attached.
+fn place(options: &mut ServeOptions) -> Result<Image, DaemonError> {
+    let url = options.web.is_some().then(|| options.image.to_string_lossy().into_owned());
+    if url.is_none() {
+        options.image = identity::absolute(&options.image).map_err(DaemonError::new)?;
     }
     if let Some(overlay) = &mut options.overlay {
-        *overlay = std::path::absolute(&*overlay).map_err(DaemonError::new)?;
-        // The overlay has the writes: an image on a web server may have several overlays.
-        return Ok(overlay.display().to_string());
+        *overlay = identity::absolute(overlay).map_err(DaemonError::new)?;
     }
-    Ok(options.shown())
+    let identity = identify(options).map_err(|error| {
+        DaemonError::new(format!("{}: stat failed: {error}", options.image.display()))
+    })?;
+    Ok(match (&options.overlay, url) {
+        (Some(overlay), base) => Image { name: overlay.display().to_string(), identity, base },
+        (None, Some(url)) => {
+            Image { name: options.shown(), identity: Some(Identity::Url(url)), base: None }
+        }
+        (None, None) => Image { name: options.shown(), identity, base: None },
+    })
 }
 
-/// Chooses a number for the device: that of the device that a killed daemon has left, else the lowest free one.
-fn plan(
-    options: &ServeOptions,
-    image: String,
-    is_snapshot: bool,
-) -> Result<(Attached, u32), DaemonError> {
-    let manner = match (is_snapshot, options.read_only) {
-        (true, _) => format!("snapshot {}", std::process::id()),
-        (false, true) => "read-only".into(),
-        (false, false) => String::new(),
+/// Returns what identifies the file that has the writes; `None`: it does not exist, or the image is on a server.
+fn identify(options: &ServeOptions) -> io::Result<Option<Identity>> {
+    let file = match (&options.overlay, &options.web) {
+        (Some(overlay), _) => overlay,
+        (None, None) => &options.image,
+        (None, Some(_)) => return Ok(None),
     };
-    let id = attachments::id_of(&image, &manner);
+    match Identity::of(file) {
+        Ok(identity) => Ok(Some(identity)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A device's number that is this command's, with its record. Other commands wait for the lock, until the device can be
+/// used. At the end, the record of a device that is not there goes.
+struct Claim {
+    attached: Attached,
+    number: u32,
+    lock: Option<Lock>,
+}
+
+impl Claim {
+    /// Records the identity of an image that was made.
+    fn identify(&mut self, options: &ServeOptions) -> Result<(), DaemonError> {
+        if self.attached.image.identity.is_none() {
+            self.attached.image.identity = identify(options).map_err(DaemonError::new)?;
+            self.attached.record()?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the path still leads to the image: the node was opened by its path.
+    fn check(&self, options: &ServeOptions) -> Result<(), DaemonError> {
+        let known = &self.attached.image;
+        if matches!(known.identity, Some(Identity::Url(_))) {
+            return Ok(());
+        }
+        let identity = identify(options).map_err(DaemonError::new)?;
+        match identity == known.identity {
+            true => Ok(()),
+            false => Err(replaced(&self.attached, &Image { identity, ..known.clone() })),
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // A device in use waits for the next daemon.
+        if !self.attached.has_device() {
+            self.attached.forget();
+        }
+    }
+}
+
+/// Chooses the device: that which a killed daemon has left of this image, else a new one with the lowest free number.
+fn claim(image: &Image, mode: Mode) -> Result<Claim, DaemonError> {
+    loop {
+        let choosing = Lock::of_all()?;
+        let mut all = attachments::all()?;
+        all.retain(|left| !left.clear_if_ended());
+        let mut locks = Vec::new();
+        let mut busy = None;
+        for known in all.iter().filter(|known| known.image.concerns(image)) {
+            match known.lock(Wait::No)? {
+                Some(lock) => locks.push((&known.id, lock)),
+                None => busy = Some(known),
+            }
+        }
+        if let Some(busy) = busy {
+            // Then the choice is another one.
+            drop((choosing, locks));
+            busy.lock(Wait::Ever)?;
+            continue;
+        }
+        let serves = |known: &Attached| {
+            known.daemon().filter(|pid| !attachments::has_ended_within(*pid, KILLED_MS.into()))
+        };
+        if let Some(found) = choose(&all, image, mode, serves)? {
+            let lock = locks.into_iter().find(|(id, _)| **id == found.id).map(|(_, lock)| lock);
+            let number = found.number().unwrap_or_default();
+            return Ok(Claim { attached: found.clone(), number, lock });
+        }
+        return new(image, mode, &all);
+    }
+}
+
+/// Records an image for a new device, with the lowest number that is free.
+fn new(image: &Image, mode: Mode, all: &[Attached]) -> Result<Claim, DaemonError> {
     let devices = ublk::devices().map_err(|failed| {
         let why = failed.errno().desc();
         DaemonError::new(format!("looking for ublk devices failed: {why}"))
             .with_hint("ublk devices need root, or CAP_SYS_ADMIN and access to /dev/ublk-control.")
     })?;
+    let is_free = |number: &u32| {
+        devices.iter().all(|found| found.id != *number)
+            && all.iter().all(|known| known.number() != Some(*number))
+    };
+    let number = (0..).find(is_free).unwrap_or_default();
     let mut command: Vec<String> =
         env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some(program) = command.first_mut() {
         *program = "ringmill".into();
     }
-    let device = |number: u32| PathBuf::from(format!("/dev/ublkb{number}"));
-    let own = devices.iter().find(|found| found.owner == owner(&id)).map(|found| found.id);
-    let free = (0..).find(|number| devices.iter().all(|found| found.id != *number));
-    let number = own.or(free).unwrap_or_default();
-    let attached = Attached { id, image, device: device(number), command };
-    if own.is_some()
-        && let Some(pid) = attached.daemon()
-        && !attachments::has_ended_within(pid, KILLED_MS.into())
-    {
-        let (image, device) = (&attached.image, attached.device.display());
-        return Err(DaemonError::new(format!(
-            "{image} is attached already: {device}, by process {pid}"
-        )));
-    }
-    Ok((attached, number))
+    // A number of its own: what this process removes at its end is not another one's.
+    let manner = format!("{} {}", mode.word(), std::process::id());
+    let attached = Attached {
+        id: attachments::id_of(&image.name, &manner),
+        image: image.clone(),
+        mode,
+        device: attachments::device(number),
+        command,
+    };
+    let lock = attached.lock(Wait::No)?;
+    attached.record()?;
+    Ok(Claim { attached, number, lock })
 }
 
 /// Makes the empty overlay of an image.
@@ -245,20 +359,27 @@ fn size_of(image: &Path, format: ServeFormat) -> io::Result<u64> {
 }
 
 /// Prints the device for programs, and on a terminal how to use it.
-fn print(device: &Path, opened: &str) {
-    println!("{}", device.display());
+///
+/// # Errors
+///
+/// Standard output cannot be written to.
+fn print(device: &Path, opened: &str) -> io::Result<()> {
+    writeln!(io::stdout(), "{}", device.display())?;
     if !io::stderr().is_terminal() {
-        return;
+        return Ok(());
     }
     let partitions = udev::partitions(device);
-    eprint!("{opened}");
     let mountable = partitions.first().map_or(device, PathBuf::as_path);
+    let mut text = opened.to_owned();
     if !partitions.is_empty() {
         let names: Vec<_> = partitions.iter().map(|name| name.display().to_string()).collect();
-        eprintln!("Partitions: {}", names.join(" "));
+        text += &format!("Partitions: {}\n", names.join(" "));
     }
     let (device, mountable) = (device.display(), mountable.display());
-    eprintln!(
-        "Mount it:   mount {mountable} /mnt\nDetach it:  umount /mnt && ringmill detach {device}"
+    text += &format!(
+        "Mount it:   mount {mountable} /mnt\nDetach it:  umount /mnt && ringmill detach {device}\n"
     );
+    // The terminal may have gone.
+    let _ = io::stderr().write_all(text.as_bytes());
+    Ok(())
 }

@@ -2,22 +2,25 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `ID.json` | the image and its device |
+//! | `ID.json` | the record: the image and its device. It is there before the device |
 //! | `ID.qmp` | the socket of the daemon's monitor |
 //! | `ID.pid` | the daemon's pid file, which is locked while the daemon lives |
-//! | `lock` | is locked while an `attach` chooses a number, until its device is there |
+//! | `lock` | [locks](lock): of the choice of a number, and of each record while a command attaches or detaches it |
+
+pub(crate) mod identity;
+pub(crate) mod lock;
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use daemon::ublk::control::{self as ublk, Order};
-use daemon::ublk::wire::{Command, owner};
+use daemon::ublk::wire::{Command, Info, owner};
+use identity::{Identity, Image};
+use lock::{Lock, Wait};
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value as Json, json};
@@ -27,18 +30,44 @@ use daemon::DaemonError;
 
 /// The folder. Only root has access to it.
 const FOLDER: &str = "/run/ringmill-attach";
+/// What the path of a device begins with, before its number.
+const DEVICE: &str = "/dev/ublkb";
 /// Most characters of an image's name within an id: the path of a socket has at most 107 bytes.
 const MAX_NAME: usize = 32;
 /// How long a process may not show yet that it was killed, milliseconds.
 pub(crate) const KILLED_MS: u16 = 500;
+
+/// What happens to writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// They go to the image.
+    Write,
+    /// There are none.
+    ReadOnly,
+    /// They go to a temporary file.
+    Snapshot,
+}
+
+impl Mode {
+    const ALL: [Mode; 3] = [Mode::Write, Mode::ReadOnly, Mode::Snapshot];
+
+    /// Returns the word for it in records and messages.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Mode::Write => "writable",
+            Mode::ReadOnly => "read-only",
+            Mode::Snapshot => "snapshot",
+        }
+    }
+}
 
 /// An image that is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Attached {
     /// The name of its export, and of its files.
     pub(crate) id: String,
-    /// The absolute path of the image, or its URL.
-    pub(crate) image: String,
+    pub(crate) image: Image,
+    pub(crate) mode: Mode,
     /// The block device.
     pub(crate) device: PathBuf,
     /// The command line that attaches it, with the program's name.
@@ -61,22 +90,44 @@ impl Attached {
         self.device.exists()
     }
 
+    /// Returns the number of its device.
+    pub(crate) fn number(&self) -> Option<u32> {
+        self.device.to_str()?.strip_prefix(DEVICE)?.parse().ok()
+    }
+
+    /// Locks its record; `None`: another command attaches or detaches it.
+    pub(crate) fn lock(&self, wait: Wait) -> Result<Option<Lock>, DaemonError> {
+        Lock::of_record(&self.id, wait)
+    }
+
     /// Records it.
     pub(crate) fn record(&self) -> Result<(), DaemonError> {
-        let Attached { id: _, image, device, command } = self;
-        let text = json!({"image": image, "device": device, "command": command}).to_string();
+        let Attached { id: _, image: Image { name, identity, base }, mode, device, command } = self;
+        let text = json!({
+            "image": name,
+            "identity": identity.as_ref().map(Identity::to_json),
+            "base": base,
+            "mode": mode.word(),
+            "device": device,
+            "command": command,
+        });
         let path = self.file("json");
         let written = || {
             let new = path.with_extension("new");
-            fs::write(&new, text)?;
+            fs::write(&new, text.to_string())?;
             fs::rename(&new, &path)
         };
         written().map_err(|error: io::Error| failed(&path, &error))
     }
 
+    /// Returns whether it is recorded: another command may have detached it.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.file("json").exists()
+    }
+
     /// Removes what is left of it, once its daemon has ended.
     pub(crate) fn forget(&self) {
-        for extension in ["json", "qmp", "pid"] {
+        for extension in ["qmp", "pid", "new", "json"] {
             // The daemon has removed most of it.
             let _ = fs::remove_file(self.file(extension));
         }
@@ -84,20 +135,28 @@ impl Attached {
 
     /// Removes its device, which no daemon serves. Requests fail.
     pub(crate) fn remove_device(&self) -> Result<(), Errno> {
-        let mut devices = ublk::devices().map_err(ublk::Failed::errno)?;
-        devices.retain(|found| found.owner == owner(&self.id));
-        for found in devices {
-            let order = |command| Order { command, id: found.id, data: 0, memory: Vec::new() };
-            for command in [Command::Stop, Command::DeleteLater] {
-                ublk::carry_out(order(command)).map_err(ublk::Failed::errno)?;
-            }
+        let Some(number) = self.number() else { return Ok(()) };
+        let info = ublk::info(number).map_err(ublk::Failed::errno)?;
+        if info.is_none_or(|info| info.owner != owner(&self.id)) {
+            return Ok(());
+        }
+        for command in [Command::Stop, Command::DeleteLater] {
+            let order = Order { command, id: number, data: 0, memory: Vec::new() };
+            ublk::carry_out(order).map_err(ublk::Failed::errno)?;
         }
         Ok(())
     }
 
-    /// Clears away what a daemon has left that was killed, if its block device has gone, too. Returns whether it has.
+    /// Clears away what a daemon has left that was killed, if its block device has gone, too. Returns whether it has. What
+    /// another command attaches or detaches stays.
     pub(crate) fn clear_if_ended(&self) -> bool {
-        let has_ended = self.daemon().is_none() && !self.has_device();
+        let lock = self.lock(Wait::No);
+        lock.is_ok_and(|lock| lock.is_some_and(|lock| self.clear_under(&lock)))
+    }
+
+    /// The same under the record's lock.
+    pub(crate) fn clear_under(&self, _lock: &Lock) -> bool {
+        let has_ended = self.daemon().is_none() && !self.has_own_device();
         if has_ended {
             // The kernel leaves the device's own file, and its number.
             let _ = self.remove_device();
@@ -106,13 +165,27 @@ impl Attached {
         has_ended
     }
 
+    /// Returns whether its device is there, and not another one of that number.
+    fn has_own_device(&self) -> bool {
+        let is_own = |info: Option<Info>| info.is_some_and(|info| info.owner == owner(&self.id));
+        // Without an answer, it may be.
+        self.has_device()
+            && self.number().is_none_or(|number| ublk::info(number).map_or(true, is_own))
+    }
+
     fn read(path: &Path) -> Option<Attached> {
         let id = path.file_stem()?.to_str()?.to_owned();
         let json: Json = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         let words = json["command"].as_array()?.iter();
+        let mode = json["mode"].as_str()?;
         Some(Attached {
             id,
-            image: json["image"].as_str()?.to_owned(),
+            image: Image {
+                name: json["image"].as_str()?.to_owned(),
+                identity: Identity::from_json(&json["identity"]),
+                base: json["base"].as_str().map(str::to_owned),
+            },
+            mode: Mode::ALL.into_iter().find(|known| known.word() == mode)?,
             device: json["device"].as_str()?.into(),
             command: words.map(|word| word.as_str().map(str::to_owned)).collect::<Option<_>>()?,
         })
@@ -124,33 +197,24 @@ pub(crate) fn file(id: &str, extension: &str) -> PathBuf {
     Path::new(FOLDER).join(format!("{id}.{extension}"))
 }
 
-/// Returns the name of an image's export: the same for each way to the same file. `manner` tells apart what may be there
-/// at the same time.
+/// Returns the device of this number.
+pub(crate) fn device(number: u32) -> PathBuf {
+    format!("{DEVICE}{number}").into()
+}
+
+/// Returns a name for the export of an image, and for the files of its record. `manner` tells apart the exports of one image.
 pub(crate) fn id_of(image: &str, manner: &str) -> String {
     let name = Path::new(image).file_name().and_then(OsStr::to_str).unwrap_or_default();
     let is_allowed = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let name: String = name.chars().filter(is_allowed).take(MAX_NAME).collect();
-    // FNV-1a.
-    let hash = manner
-        .bytes()
-        .chain([0])
-        .chain(image.bytes())
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-    format!("attach-{name}-{hash:016x}")
+    format!("attach-{name}-{:016x}", hash(&format!("{manner}\0{image}")))
 }
 
-/// Makes the folder, and waits for other commands that attach an image. They wait while the result lives.
-pub(crate) fn lock() -> Result<Flock<File>, DaemonError> {
-    let folder = Path::new(FOLDER);
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(|error| failed(folder, &error))?;
-    let path = folder.join("lock");
-    let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-    let file = file.map_err(|error| failed(&path, &error))?;
-    Flock::lock(file, FlockArg::LockExclusive)
-        .map_err(|(_, errno)| failed(&path, &io::Error::from(errno)))
+/// FNV-1a.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// Returns all that is recorded, by device.

@@ -5,19 +5,26 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use block::options::is_url;
 use control::{CtlSocket, DetachOptions, SERVED_NODE};
 use daemon::DaemonError;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Map, Value as Json, json};
 
+use crate::attachments::identity::{self, Identity, Image};
+use crate::attachments::lock::{Lock, Wait};
 use crate::attachments::{self, Attached, KILLED_MS, has_ended_within};
+use crate::check::print;
 use crate::ctl::client::{Client, ClientError};
 use crate::daemonize::{self, Role};
 use crate::udev;
 
 /// Time between two attempts with a device that is open, but not mounted: nothing reports its closing.
 const AGAIN_MS: u16 = 1000;
+/// How long `--force` waits for other commands.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What an attempt has come to.
 enum Outcome {
@@ -33,7 +40,7 @@ pub(crate) fn run(options: &DetachOptions) -> Result<ExitCode, DaemonError> {
     if options.lazy {
         match daemonize::split() {
             Ok(Role::Parent { code, said }) => {
-                print!("{said}");
+                print(&said);
                 return Ok(ExitCode::from(code));
             }
             Ok(Role::Child(daemon)) => child = Some(daemon),
@@ -48,12 +55,14 @@ pub(crate) fn run(options: &DetachOptions) -> Result<ExitCode, DaemonError> {
     // Opened before the first attempt, so that no change is missed.
     let mounts = File::open("/proc/self/mountinfo").map_err(failed)?;
     loop {
+        let lock = lock(&attached, options.force)?;
         match attempt(&attached, options.force)? {
             Outcome::Detached => break,
             Outcome::InUse if options.lazy => {
+                drop(lock);
                 if let Some(daemon) = child.take() {
                     let users = users(&attached.device);
-                    println!("{device} is {users}, and is detached when it is not in use");
+                    print(&format!("{device} is {users}, and is detached when it is not in use\n"));
                     daemon.detach().and_then(daemonize::Detached::ready).map_err(failed)?;
                 }
                 let mut poll_fd = [PollFd::new(mounts.as_fd(), PollFlags::POLLPRI)];
@@ -74,12 +83,42 @@ pub(crate) fn run(options: &DetachOptions) -> Result<ExitCode, DaemonError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Finds what is attached by its device or its image.
+/// Locks a record against other commands.
+fn lock(attached: &Attached, force: bool) -> Result<Lock, DaemonError> {
+    let device = attached.device.display();
+    let wait = if force { Wait::Within(PATIENCE) } else { Wait::Ever };
+    let Some(lock) = attached.lock(wait)? else {
+        let error = DaemonError::new(format!(
+            "{device}: another 'ringmill attach' or 'ringmill detach' is at work with it"
+        ));
+        return Err(error.with_hint("Wait for its end, or end it."));
+    };
+    if !attached.is_recorded() || attached.clear_under(&lock) {
+        return Err(DaemonError::new(format!("{device}: not attached any more")));
+    }
+    Ok(lock)
+}
+
+/// Finds what is attached by its device or its image, which may have been removed.
 fn find(what: &Path) -> Result<Attached, DaemonError> {
-    let real = fs::canonicalize(what).unwrap_or_else(|_| what.to_owned());
-    let name = real.display().to_string();
+    let real = identity::absolute(what).unwrap_or_else(|_| what.to_owned());
+    let url = what.to_str().filter(|what| is_url(what));
+    let identity = match url {
+        Some(url) => Some(Identity::Url(url.to_owned())),
+        None => Identity::of(&real).ok(),
+    };
+    let wanted = Image { name: real.display().to_string(), identity, base: None };
+    let is_wanted = |attached: &Attached| {
+        let image = &attached.image;
+        let is_base = url.is_some() && image.base.as_deref() == url;
+        attached.device == real || image.concerns(&wanted) || is_base
+    };
     let mut all = attachments::all()?;
-    all.retain(|attached| attached.device == real || attached.image == name);
+    all.retain(is_wanted);
+    // It may be the image of another device.
+    if all.iter().any(|attached| attached.device == real) {
+        all.retain(|attached| attached.device == real);
+    }
     let shown = what.display();
     let one = match &*all {
         [one] => one.clone(),
@@ -106,7 +145,7 @@ fn find(what: &Path) -> Result<Attached, DaemonError> {
 fn attempt(attached: &Attached, force: bool) -> Result<Outcome, DaemonError> {
     let left = || remove_left(attached, force).map(|()| Outcome::Detached);
     let Some(pid) = attached.daemon() else { return left() };
-    let (device, image) = (attached.device.display(), &attached.image);
+    let (device, image) = (attached.device.display(), &attached.image.name);
     let closed = match end(attached, force) {
         Ok(Some(closed)) => closed,
         Ok(None) => return Ok(Outcome::InUse),
@@ -181,7 +220,7 @@ fn remove_left(attached: &Attached, force: bool) -> Result<(), DaemonError> {
 }
 
 /// Says what uses a device.
-fn users(device: &Path) -> String {
+pub(crate) fn users(device: &Path) -> String {
     let all: Vec<_> = udev::partitions(device).into_iter().chain([device.to_owned()]).collect();
     let numbers: Vec<_> = all.iter().filter_map(|device| udev::number(device)).collect();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

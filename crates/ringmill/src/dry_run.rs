@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
 
+use crate::check::print;
 use control::{Merged, SavedState, StorageDaemonOptions};
 use daemon::{DaemonError, Environment};
 
@@ -38,7 +39,7 @@ pub(crate) fn run(options: &StorageDaemonOptions) -> Result<ExitCode, DaemonErro
     }
     match problems.len() {
         0 => {
-            println!("No problem was found.");
+            print("No problem was found.\n");
             Ok(ExitCode::SUCCESS)
         }
         _ => Ok(ExitCode::FAILURE),

@@ -73,7 +73,7 @@ fn attached() -> Vec<Served> {
             process: attached.daemon(),
             kind: "ublk".into(),
             at: attached.device.display().to_string(),
-            image: attached.image,
+            image: attached.image.name,
         })
         .collect()
 }

@@ -15,6 +15,7 @@ use control::{
     Step,
 };
 
+use crate::check::print;
 use crate::probe::bytes;
 use crate::trace;
 use daemon::pidfile::Pidfile;
@@ -54,7 +55,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         daemon.confine()?;
         Pidfile::fill_if(created, &pidfile)?;
         is_ready = true;
-        print!("{described}");
+        print(&described);
         let traced = !options.trace.events.is_empty() && options.trace.file.is_none();
         Ok(Ready::new(Some(Status::new(traced))))
     });

@@ -137,15 +137,24 @@ pub fn devices() -> Result<Vec<Info>, Failed> {
     for name in names.flatten().map(|entry| entry.file_name()) {
         let number = name.to_str().and_then(|name| name.strip_prefix("ublkc"));
         let Some(id) = number.and_then(|id| id.parse().ok()) else { continue };
-        let order = Order { command: Command::GetInfo, id, data: 0, memory: vec![0; Info::SIZE] };
-        match carry_out(order) {
-            Ok(memory) => found.extend(Info::decode(&memory)),
-            Err(Failed::Command(Errno::ENODEV)) => {}
-            Err(failed) => return Err(failed),
-        }
+        found.extend(info(id)?);
     }
     found.sort_by_key(|info| info.id);
     Ok(found)
+}
+
+/// Returns what the driver knows of a device; `None`: there is no such device.
+///
+/// # Errors
+///
+/// Those of opening [`CONTROL`], and of the command.
+pub fn info(id: u32) -> Result<Option<Info>, Failed> {
+    let order = Order { command: Command::GetInfo, id, data: 0, memory: vec![0; Info::SIZE] };
+    match carry_out(order) {
+        Ok(memory) => Ok(Info::decode(&memory)),
+        Err(Failed::Command(Errno::ENODEV)) => Ok(None),
+        Err(failed) => Err(failed),
+    }
 }
 
 /// Opens the file of a device in this process.
