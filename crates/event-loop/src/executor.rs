@@ -42,7 +42,7 @@ struct TaskSlot {
 }
 
 /// The same waker in two forms: for the loop, and for futures.
-struct Wakers {
+pub(crate) struct Wakers {
     own: Arc<TaskWaker>,
     given: Waker,
 }
@@ -153,7 +153,7 @@ impl Tasks {
     }
 
     /// Adds a task, which is ready.
-    pub(crate) fn add(&self, task: Rc<dyn Task>) {
+    pub(crate) fn add(&self, task: Rc<dyn Task>) -> (SlotId, Rc<Wakers>) {
         let mut slots = self.slots.borrow_mut();
         let (index, slot) =
             slots.take_or_add(|_| TaskSlot { generation: 0, wakers: None, task: None });
@@ -161,6 +161,28 @@ impl Tasks {
         let wakers = slot.wakers.get_or_insert_with(|| self.new_wakers(id));
         self.ready.push(&wakers.own);
         slot.task = Some(task);
+        (id, wakers.clone())
+    }
+
+    /// Removes a task that is not being polled, without cancelling it.
+    pub(crate) fn remove(&self, id: SlotId) {
+        let mut slots = self.slots.borrow_mut();
+        let slot = slots.get_mut(id.index).filter(|slot| slot.generation == id.generation);
+        let Some(task) = slot.and_then(|slot| slot.task.take()) else { return };
+        Self::free(&mut slots, id.index);
+        // Outside of the borrow, as the task's drop may run any code.
+        drop(slots);
+        drop(task);
+    }
+
+    /// Frees the slot of a task that has ended.
+    fn free(slots: &mut Pool<TaskSlot>, index: u32) {
+        let Some(slot) = slots.get_mut(index) else { return };
+        if !slot.wakers.as_ref().is_some_and(|wakers| wakers.are_ours_alone()) {
+            slot.generation = slot.generation.wrapping_add(1) & GENERATION_MASK;
+            slot.wakers = None;
+        }
+        slots.give(index);
     }
 
     fn new_wakers(&self, id: SlotId) -> Rc<Wakers> {
@@ -197,11 +219,7 @@ impl Tasks {
                 slot.task = Some(task);
                 return;
             }
-            if !wakers.are_ours_alone() {
-                slot.generation = slot.generation.wrapping_add(1) & GENERATION_MASK;
-                slot.wakers = None;
-            }
-            slots.give(id.index);
+            Self::free(&mut slots, id.index);
         }
         // Outside of the borrow, as the task's drop may run any code.
         drop(task);
@@ -239,6 +257,16 @@ impl Drop for Tasks {
 }
 
 impl Wakers {
+    /// The waker for futures.
+    pub(crate) fn given(&self) -> &Waker {
+        &self.given
+    }
+
+    /// Wakes the task.
+    pub(crate) fn wake(&self) {
+        self.given.wake_by_ref();
+    }
+
     /// Whether nothing else holds these wakers, and no message for them is in the inbox. The slot's next
     /// task may then reuse them.
     fn are_ours_alone(&self) -> bool {

@@ -202,3 +202,9 @@ impl fmt::Display for LoopGone {
 }
 
 impl std::error::Error for LoopGone {}
+
+impl From<LoopGone> for io::Error {
+    fn from(gone: LoopGone) -> Self {
+        io::Error::other(gone)
+    }
+}

@@ -197,7 +197,7 @@ impl EventLoop {
             Some(deadline) => Wait::For(deadline.saturating_sub(self.fresh_now_ns())),
         };
         self.stats().sleeps.add(1);
-        self.sleep(wait)
+        self.enter_asleep(wait)
     }
 
     /// Enters the ring without waiting if operations are queued or completions must be fetched.

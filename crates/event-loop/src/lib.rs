@@ -70,6 +70,6 @@ pub use scheduling::Scheduling;
 pub use signal::Signal;
 pub use slab::{Pool, Slab};
 pub use stats::{Counter, LoopStats};
-pub use task::{JoinHandle, take_turns, until};
+pub use task::{Elapsed, JoinError, JoinHandle, take_turns, until};
 pub use thread_pool::{ThreadBirth, ThreadPoolConfig, start_thread};
 pub use timers::TimerId;

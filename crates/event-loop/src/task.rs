@@ -3,17 +3,19 @@
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use crate::buf::IoBufs;
 use crate::event_loop::{EventLoop, Inner};
-use crate::executor::Task;
-use crate::handle::LoopGone;
+use crate::executor::{Task, Wakers};
 use crate::op::{Engine, IoOp, IoTarget, LoopFile, count};
+use crate::slots::SlotId;
 use crate::timers::TimerId;
 
 /// Yields to the loop's other tasks and sources (fairness contract).
@@ -50,10 +52,64 @@ pub async fn until<T, U>(
     .await
 }
 
+/// The time of [`EventLoop::timeout`] has passed.
+///
+/// As an [`io::Error`], its kind is [`TimedOut`](io::ErrorKind::TimedOut).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Elapsed;
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("timed out")
+    }
+}
+
+impl std::error::Error for Elapsed {}
+
+impl From<Elapsed> for io::Error {
+    fn from(elapsed: Elapsed) -> Self {
+        io::Error::new(io::ErrorKind::TimedOut, elapsed)
+    }
+}
+
+/// Why a task has no result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// [`JoinHandle::abort`] has dropped the task.
+    Aborted,
+    /// The loop has stopped and dropped the task.
+    LoopGone,
+    /// The handle has returned the result before.
+    Taken,
+}
+
+impl fmt::Display for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            JoinError::Aborted => "the task was aborted",
+            JoinError::LoopGone => "the event loop has stopped and dropped the task",
+            JoinError::Taken => "the task's result was taken before",
+        })
+    }
+}
+
+impl std::error::Error for JoinError {}
+
+impl From<JoinError> for io::Error {
+    fn from(error: JoinError) -> Self {
+        io::Error::other(error)
+    }
+}
+
 /// A task's result, awaited by another task.
 ///
-/// Dropping the handle does not end the task.
-pub struct JoinHandle<T>(Rc<dyn Join<T>>);
+/// Dropping the handle does not end the task; [`abort`](Self::abort) does.
+pub struct JoinHandle<T> {
+    task: Rc<dyn Join<T>>,
+    /// Of the task. `None`: the loop had stopped before.
+    wakers: Option<Rc<Wakers>>,
+}
 
 /// A task: first its future, then its result, in one allocation. It stays in an `Rc` and is never moved out.
 struct Spawned<F: Future> {
@@ -61,13 +117,15 @@ struct Spawned<F: Future> {
     joiner: Cell<Option<Waker>>,
     /// The handle was dropped.
     detached: Cell<bool>,
+    /// The task has aborted itself, during its poll.
+    aborted: Cell<bool>,
 }
 
 enum Stage<F: Future> {
     Running(F),
     Done(F::Output),
-    /// The result was taken, or the task was dropped unfinished.
-    Over,
+    /// There is no result, or no longer.
+    Over(JoinError),
 }
 
 impl<F: Future> Spawned<F> {
@@ -90,26 +148,29 @@ impl<F: Future> Task for Spawned<F> {
             unsafe { Pin::new_unchecked(future) }.poll(cx)
         };
         match result {
-            Poll::Pending => return false,
-            Poll::Ready(_) if self.detached.get() => self.leave(Stage::Over),
+            Poll::Pending if !self.aborted.get() => return false,
+            Poll::Pending => self.leave(Stage::Over(JoinError::Aborted)),
+            Poll::Ready(_) if self.detached.get() => self.leave(Stage::Over(JoinError::Taken)),
             Poll::Ready(result) => self.leave(Stage::Done(result)),
         }
         true
     }
 
     fn cancel(&self) {
-        self.leave(Stage::Over);
+        self.leave(Stage::Over(JoinError::LoopGone));
     }
 }
 
 /// A task from its handle's side.
 trait Join<T> {
-    fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<T, LoopGone>>;
+    fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<T, JoinError>>;
     fn detach(&self);
+    /// Drops the future. Returns whether the task's slot must be freed by a wake-up.
+    fn abort(&self) -> bool;
 }
 
 impl<F: Future> Join<F::Output> for Spawned<F> {
-    fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<F::Output, LoopGone>> {
+    fn poll_join(&self, cx: &mut Context<'_>) -> Poll<Result<F::Output, JoinError>> {
         // The task is awaiting itself: pending for ever.
         let Ok(mut stage) = self.stage.try_borrow_mut() else { return Poll::Pending };
         if let Stage::Running(_) = &*stage {
@@ -118,9 +179,12 @@ impl<F: Future> Join<F::Output> for Spawned<F> {
             drop(old);
             return Poll::Pending;
         }
-        match std::mem::replace(&mut *stage, Stage::Over) {
+        if let Stage::Over(why) = &*stage {
+            return Poll::Ready(Err(*why));
+        }
+        match std::mem::replace(&mut *stage, Stage::Over(JoinError::Taken)) {
             Stage::Done(result) => Poll::Ready(Ok(result)),
-            Stage::Running(_) | Stage::Over => Poll::Ready(Err(LoopGone)),
+            Stage::Running(_) | Stage::Over(_) => Poll::Ready(Err(JoinError::Taken)),
         }
     }
 
@@ -129,26 +193,69 @@ impl<F: Future> Join<F::Output> for Spawned<F> {
         // Borrowed while the future is polled or dropped: not done.
         let done = match self.stage.try_borrow_mut() {
             Ok(mut stage) if matches!(*stage, Stage::Done(_)) => {
-                std::mem::replace(&mut *stage, Stage::Over)
+                std::mem::replace(&mut *stage, Stage::Over(JoinError::Taken))
             }
-            _ => Stage::Over,
+            _ => Stage::Over(JoinError::Taken),
         };
         drop((done, self.joiner.take()));
+    }
+
+    fn abort(&self) -> bool {
+        match self.stage.try_borrow() {
+            Ok(stage) if !matches!(*stage, Stage::Running(_)) => return false,
+            Ok(_) => {}
+            // The future is being polled, and calls this. Its poll's end drops it.
+            Err(_) => {
+                self.aborted.set(true);
+                return false;
+            }
+        }
+        self.leave(Stage::Over(JoinError::Aborted));
+        true
+    }
+}
+
+impl<T> JoinHandle<T> {
+    /// Drops the task's future at once, and with it what the future holds.
+    ///
+    /// The handle then returns [`JoinError::Aborted`]. A task that has ended keeps its result. A task that aborts
+    /// itself is dropped when it next waits.
+    ///
+    /// ```
+    /// use event_loop::{EventLoop, JoinError, LoopConfig};
+    ///
+    /// let event_loop = EventLoop::new(LoopConfig::default())?;
+    /// let task = event_loop.spawn(std::future::pending::<()>());
+    /// task.abort();
+    /// assert_eq!(event_loop.block_on(task)?, Err(JoinError::Aborted));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn abort(&self) {
+        if self.task.abort()
+            && let Some(wakers) = &self.wakers
+        {
+            wakers.wake();
+        }
     }
 }
 
 impl<T> Future for JoinHandle<T> {
-    /// `Err`: the loop has stopped and dropped the task unfinished, or the result was taken before.
-    type Output = Result<T, LoopGone>;
+    type Output = Result<T, JoinError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll_join(cx)
+        self.task.poll_join(cx)
     }
 }
 
 impl<T> Drop for JoinHandle<T> {
     fn drop(&mut self) {
-        self.0.detach();
+        self.task.detach();
+    }
+}
+
+impl<T> fmt::Debug for JoinHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinHandle").finish_non_exhaustive()
     }
 }
 
@@ -160,17 +267,20 @@ impl EventLoop {
     /// the handle does not end the task.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
         let is_closing = self.0.closing.get();
-        let stage = if is_closing { Stage::Over } else { Stage::Running(future) };
+        let stage =
+            if is_closing { Stage::Over(JoinError::LoopGone) } else { Stage::Running(future) };
         let task = Rc::new(Spawned {
             stage: RefCell::new(stage),
             joiner: Cell::new(None),
             detached: Cell::new(false),
+            aborted: Cell::new(false),
         });
-        if !is_closing {
-            self.0.tasks.add(task.clone());
+        let wakers = (!is_closing).then(|| {
+            let (_, wakers) = self.0.tasks.add(task.clone());
             self.0.shared.notify();
-        }
-        JoinHandle(task)
+            wakers
+        });
+        JoinHandle { task, wakers }
     }
 
     /// Starts an operation and returns a future of its result and its memory.
@@ -238,32 +348,120 @@ impl EventLoop {
         }
     }
 
-    /// Runs the loop until `future` is done.
+    /// Completes `duration` after this call, or later.
     ///
-    /// For tests, and for programs that do not call `run`.
+    /// Resolution: nanoseconds. Otherwise as [`sleep_until`](Self::sleep_until).
+    pub fn sleep(&self, duration: Duration) -> impl Future<Output = ()> + use<> {
+        // Not the iteration's time, which may lie in the past.
+        let nanoseconds = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        self.sleep_until(self.0.clock.now_ns().saturating_add(nanoseconds))
+    }
+
+    /// Waits for `work`, but no longer than `duration` from this call on.
+    ///
+    /// `work` is dropped when the time has passed. It is polled first: if it completes together with the deadline, its
+    /// result counts. A loop that shuts down ends the wait, with [`Elapsed`].
+    ///
+    /// # Errors
+    ///
+    /// [`Elapsed`]: the time has passed.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use event_loop::{Elapsed, EventLoop, LoopConfig};
+    ///
+    /// let event_loop = EventLoop::new(LoopConfig::default())?;
+    /// let never = event_loop.timeout(Duration::from_millis(1), std::future::pending::<()>());
+    /// assert_eq!(event_loop.block_on(never)?, Err(Elapsed));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn timeout<F: Future>(
+        &self,
+        duration: Duration,
+        work: F,
+    ) -> impl Future<Output = Result<F::Output, Elapsed>> + use<F> {
+        let end = self.sleep(duration);
+        async move { until(work, end).await.map_err(|()| Elapsed) }
+    }
+
+    /// Runs the loop until `future` is done. The future may borrow.
+    ///
+    /// For tests, and for programs that do not call [`run`](Self::run). `future` is dropped when the call returns.
     ///
     /// # Errors
     ///
     /// Those of [`run_once`](Self::run_once); also if the loop is stopped before `future` is done.
-    pub fn block_on<T: 'static>(
-        &self,
-        future: impl Future<Output = T> + 'static,
-    ) -> std::io::Result<T> {
-        let result = Rc::new(RefCell::new(None));
-        let slot = result.clone();
-        self.spawn(async move {
-            let value = future.await;
-            slot.replace(Some(value));
-        });
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use event_loop::{EventLoop, LoopConfig};
+    ///
+    /// let event_loop = EventLoop::new(LoopConfig::default())?;
+    /// let mut ticks = 0;
+    /// event_loop.block_on(async {
+    ///     while ticks < 3 {
+    ///         event_loop.sleep(Duration::from_millis(1)).await;
+    ///         ticks += 1;
+    ///     }
+    /// })?;
+    /// assert_eq!(ticks, 3);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn block_on<F: Future>(&self, future: F) -> io::Result<F::Output> {
+        let mut future = pin!(future);
+        let blocking = Blocking::new(self);
         loop {
-            if let Some(value) = result.take() {
-                return Ok(value);
+            if !self.0.closing.get() && blocking.proxy.woken.take() {
+                let _turn = self.enter_iteration()?;
+                let mut cx = Context::from_waker(blocking.wakers.given());
+                if let Poll::Ready(value) = self.section(|| future.as_mut().poll(&mut cx)) {
+                    return Ok(value);
+                }
             }
             if self.is_stopping() {
-                return Err(std::io::Error::other("the event loop was stopped"));
+                return Err(io::Error::other("the event loop was stopped"));
             }
             self.iterate(true)?;
         }
+    }
+}
+
+/// The task that stands for the future of [`EventLoop::block_on`], which stays on that call's stack. Wake-ups of the
+/// future wake the task, which notes them.
+struct Proxy {
+    woken: Cell<bool>,
+}
+
+impl Task for Proxy {
+    fn poll(&self, _cx: &mut Context<'_>) -> bool {
+        self.woken.set(true);
+        false
+    }
+
+    fn cancel(&self) {}
+}
+
+/// A call of [`EventLoop::block_on`].
+struct Blocking<'a> {
+    event_loop: &'a EventLoop,
+    proxy: Rc<Proxy>,
+    id: SlotId,
+    wakers: Rc<Wakers>,
+}
+
+impl<'a> Blocking<'a> {
+    fn new(event_loop: &'a EventLoop) -> Self {
+        let proxy = Rc::new(Proxy { woken: Cell::new(false) });
+        let (id, wakers) = event_loop.0.tasks.add(proxy.clone());
+        Blocking { event_loop, proxy, id, wakers }
+    }
+}
+
+impl Drop for Blocking<'_> {
+    fn drop(&mut self) {
+        self.event_loop.0.tasks.remove(self.id);
     }
 }
 

@@ -4,8 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
-use event_loop::{EventLoop, LoopConfig, LoopGone};
+use event_loop::{Elapsed, EventLoop, JoinError, LoopConfig, take_turns};
 
 fn new_loop() -> EventLoop {
     EventLoop::new(LoopConfig::default()).unwrap()
@@ -30,12 +31,6 @@ fn a_result_is_waited_for_before_and_after_it_is_there() {
 
 #[test]
 fn a_task_runs_on_without_its_handle_and_its_result_is_dropped_at_once() {
-    struct Noted(Rc<Cell<u32>>);
-    impl Drop for Noted {
-        fn drop(&mut self) {
-            self.0.set(self.0.get() + 1);
-        }
-    }
     let (event_loop, dropped) = (new_loop(), Rc::new(Cell::new(0)));
     for handle_goes_first in [true, false] {
         let noted = Noted(dropped.clone());
@@ -61,9 +56,9 @@ fn awaiting_a_task_of_a_stopped_loop_fails() {
     event_loop.run_once(false).unwrap();
     event_loop.shut_down().unwrap();
     let other = new_loop();
-    assert_eq!(other.block_on(handle).unwrap(), Err(LoopGone));
+    assert_eq!(other.block_on(handle).unwrap(), Err(JoinError::LoopGone));
     let late = event_loop.spawn(std::future::pending::<()>());
-    assert_eq!(other.block_on(late).unwrap(), Err(LoopGone));
+    assert_eq!(other.block_on(late).unwrap(), Err(JoinError::LoopGone));
 }
 
 /// Stores its waker, and is done when polled again.
@@ -160,4 +155,147 @@ fn a_task_that_wakes_itself_as_it_ends_does_not_keep_the_next_from_running() {
         }
         assert_eq!(ran.get(), turn);
     }
+}
+
+/// Counts its drops.
+struct Noted(Rc<Cell<u32>>);
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() + 1);
+    }
+}
+
+#[test]
+fn an_aborted_task_is_dropped_at_once_and_frees_its_slot() {
+    let (event_loop, dropped) = (new_loop(), Rc::new(Cell::new(0)));
+    for n in 1..=100 {
+        let noted = Noted(dropped.clone());
+        let task = event_loop.spawn(async move {
+            std::future::pending::<()>().await;
+            drop(noted);
+        });
+        // Before its first poll, and after.
+        if n % 2 == 0 {
+            event_loop.run_once(false).unwrap();
+        }
+        task.abort();
+        task.abort();
+        assert_eq!(dropped.get(), n, "not dropped at once");
+        assert_eq!(event_loop.block_on(task).unwrap(), Err(JoinError::Aborted));
+    }
+    // The slots are used again by tasks that run.
+    let tasks: Vec<_> = (0..4).map(|n| event_loop.spawn(async move { n })).collect();
+    for (n, task) in tasks.into_iter().enumerate() {
+        assert_eq!(event_loop.block_on(task).unwrap(), Ok(n));
+    }
+}
+
+#[test]
+fn a_task_that_has_ended_keeps_its_result_when_aborted() {
+    let event_loop = new_loop();
+    let task = event_loop.spawn(async { 7 });
+    event_loop.run_once(false).unwrap();
+    task.abort();
+    let mut task = task;
+    assert_eq!(event_loop.block_on(&mut task).unwrap(), Ok(7));
+    assert_eq!(event_loop.block_on(task).unwrap(), Err(JoinError::Taken));
+}
+
+#[test]
+fn a_task_that_aborts_itself_ends_at_its_next_wait() {
+    let event_loop = new_loop();
+    let own: Rc<RefCell<Option<event_loop::JoinHandle<()>>>> = Rc::default();
+    let (handle, passed) = (own.clone(), Rc::new(Cell::new(0)));
+    let passes = passed.clone();
+    own.replace(Some(event_loop.spawn(async move {
+        handle.borrow().as_ref().unwrap().abort();
+        passes.set(1);
+        take_turns().await;
+        passes.set(2);
+    })));
+    event_loop.run_once(false).unwrap();
+    let task = own.take().unwrap();
+    assert_eq!(event_loop.block_on(task).unwrap(), Err(JoinError::Aborted));
+    assert_eq!(passed.get(), 1);
+}
+
+#[test]
+fn a_sleep_lasts_as_long_as_asked_from_its_call_on() {
+    let event_loop = new_loop();
+    let nap = Duration::from_millis(2);
+    event_loop.run_once(false).unwrap();
+    // Time that the loop does not see pass.
+    std::thread::sleep(nap);
+    let start = Instant::now();
+    event_loop.block_on(event_loop.sleep(nap)).unwrap();
+    assert!(start.elapsed() >= nap);
+}
+
+#[test]
+fn a_timeout_drops_its_work_and_a_result_in_time_counts() {
+    let (event_loop, dropped) = (new_loop(), Rc::new(Cell::new(0)));
+    let noted = Noted(dropped.clone());
+    let work = async move {
+        std::future::pending::<()>().await;
+        drop(noted);
+    };
+    let nothing = event_loop.timeout(Duration::from_millis(1), work);
+    assert_eq!(event_loop.block_on(nothing).unwrap(), Err(Elapsed));
+    assert_eq!(dropped.get(), 1);
+    let error = std::io::Error::from(Elapsed);
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+    for duration in [Duration::ZERO, Duration::MAX] {
+        let in_time = event_loop.timeout(duration, async { 7 });
+        assert_eq!(event_loop.block_on(in_time).unwrap(), Ok(7));
+    }
+}
+
+#[test]
+fn a_future_that_borrows_is_dropped_when_its_call_returns() {
+    let (event_loop, dropped) = (new_loop(), Rc::new(Cell::new(0)));
+    let mut log = Vec::new();
+    let kept = Rc::new(RefCell::new(None));
+    event_loop
+        .block_on(async {
+            log.push(1);
+            event_loop.sleep(Duration::from_micros(100)).await;
+            // Woken from a task, and from another thread.
+            let (sender, receiver) = event_loop::oneshot::channel();
+            event_loop.spawn(async move { sender.send(2) });
+            log.push(receiver.await.unwrap());
+            let (sender, receiver) = event_loop::oneshot::channel();
+            std::thread::spawn(move || sender.send(3));
+            log.push(receiver.await.unwrap());
+        })
+        .unwrap();
+    assert_eq!(log, [1, 2, 3]);
+    // A stop ends the call before the future. Its waker stays, and wakes nothing.
+    let (borrowed, waker) = (Noted(dropped.clone()), kept.clone());
+    let handle = event_loop.handle();
+    let stopped = event_loop.block_on(async {
+        let _borrowed = &borrowed;
+        let _own = Noted(dropped.clone());
+        handle.stop();
+        poll_fn(|cx| {
+            waker.replace(Some(cx.waker().clone()));
+            Poll::<()>::Pending
+        })
+        .await;
+    });
+    assert!(stopped.is_err());
+    assert_eq!(dropped.get(), 1);
+    kept.take().unwrap().wake();
+    event_loop.run_once(false).unwrap();
+}
+
+/// Within a callback of its loop, a call fails and drops its future.
+#[test]
+fn blocking_within_a_task_of_the_loop_fails() {
+    let event_loop = new_loop();
+    let on_loop = event_loop.clone();
+    let kind = event_loop.block_on(async move {
+        on_loop.block_on(std::future::pending::<()>()).map_err(|error| error.kind())
+    });
+    assert_eq!(kind.unwrap(), Err(std::io::ErrorKind::Deadlock));
 }

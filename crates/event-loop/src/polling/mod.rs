@@ -175,7 +175,7 @@ impl EventLoop {
     }
 
     /// Sleeps, and sometimes measures the cost.
-    pub(crate) fn sleep(&self, wait: ring::Wait) -> io::Result<()> {
+    pub(crate) fn enter_asleep(&self, wait: ring::Wait) -> io::Result<()> {
         let poller = &self.0.poller;
         if !poller.measures() {
             return self.enter(wait);
