@@ -113,7 +113,7 @@ refused "ublk device 0 is not that of an export 'other'" \
     ringmill storage-daemon $zeroes --export $device,id=other
 
 checked_load 2
-for round in 1 2 3; do
+for round in $(seq $kills); do
     kill -9 $daemon
     wait $daemon || true
     storage --blockdev $qcow2 --export $device,$queues,id=e
@@ -131,10 +131,11 @@ refused "'writable' was another" ringmill storage-daemon --blockdev $qcow2 \
 storage --blockdev $qcow2 --export $device,$queues,id=e
 wait_for_requests 100
 
-# An upgrade.
 serving
-ringmill upgrade $qmp
-wait_for_requests 100
+for round in $(seq $upgrades); do
+    ringmill upgrade $qmp
+    wait_for_requests 100
+done
 end_checked_load
 verify --verify_only=1
 ctl quit

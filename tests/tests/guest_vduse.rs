@@ -92,14 +92,14 @@ verify --do_verify=1
 refused '/dev/vduse/d0 belongs to another process' ringmill storage-daemon $zeroes --export $device,$queues,id=e
 
 checked_load 2
-for round in 1 2 3 4 5 6 7 8; do
+for round in $(seq $kills); do
     kill -9 $daemon
     wait $daemon || true
     storage --blockdev $qcow2 --export $device,$queues,id=e
     wait_for_requests 100
 done
 serving
-for round in 1 2 3; do
+for round in $(seq $upgrades); do
     ringmill upgrade $qmp
     wait_for_requests 100
 done
