@@ -7,90 +7,40 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, LoopConfig, LoopFile};
+use event_loop::{EventLoop, LoopConfig, LoopFile, Part};
 
 /// Tasks, each with one operation in flight at a time.
 const DEPTH: usize = 64;
 /// Bytes of one operation.
 const CHUNK: usize = 64 << 10;
 
-/// What the tasks share.
-struct Copy {
-    event_loop: EventLoop,
-    from: LoopFile,
-    to: LoopFile,
-    len: u64,
-    /// The first byte that no task has taken.
-    next: Cell<u64>,
-}
-
-impl Copy {
-    /// Copies one chunk after the other until all are taken.
-    async fn work(self: Rc<Self>) -> io::Result<()> {
-        let chunk = AlignedBuf::io_bufs(CHUNK, 4096).ok_or(io::ErrorKind::OutOfMemory)?;
-        loop {
-            let offset = self.next.get();
-            let len = (CHUNK as u64).min(self.len - offset);
-            if len == 0 {
-                return Ok(());
-            }
-            self.next.set(offset + len);
-            self.copy(offset, len as usize, &chunk).await?;
-        }
+/// Copies one chunk after the other until all `len` bytes are taken. `next`: the first byte that no task has taken.
+async fn work(from: LoopFile, to: LoopFile, len: u64, next: Rc<Cell<u64>>) -> io::Result<()> {
+    let mut buf = vec![0; CHUNK];
+    while next.get() < len {
+        let offset = next.get();
+        let size = (len - offset).min(CHUNK as u64);
+        next.set(offset + size);
+        let part = from.read_exact_at(Part::new(buf, 0..size as usize), offset).await?;
+        buf = to.write_all_at(part, offset).await?.into_inner();
     }
-
-    /// Copies `len` bytes from `offset` on through the memory of `chunk`.
-    async fn copy(&self, offset: u64, len: usize, chunk: &IoBufs) -> io::Result<()> {
-        let part = |from: usize, to: usize| {
-            let mut part = IoBufs::new();
-            part.set_part(chunk, from, to - from, usize::MAX);
-            part
-        };
-        // Reads and writes may be short.
-        let mut filled = 0;
-        while filled < len {
-            let read = IoOp::Read { offset: offset + filled as u64 };
-            match self.operate(&self.from, read, part(filled, len)).await? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                more => filled += more,
-            }
-        }
-        let mut written = 0;
-        while written < len {
-            let write = IoOp::Write { offset: offset + written as u64, dsync: false };
-            match self.operate(&self.to, write, part(written, len)).await? {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                more => written += more,
-            }
-        }
-        Ok(())
-    }
-
-    async fn operate(&self, file: &LoopFile, op: IoOp, bufs: IoBufs) -> io::Result<usize> {
-        self.event_loop.operate(file, op, Engine::Uring, bufs).await.0
-    }
+    Ok(())
 }
 
 /// Copies `from` to `to`, and returns the number of bytes when they are on stable storage.
 fn copy(from: &Path, to: &Path) -> Result<u64, Box<dyn std::error::Error>> {
     let (from, to) = (File::open(from)?, File::create(to)?);
-    let len = from.metadata()?.len();
+    let (len, next) = (from.metadata()?.len(), Rc::default());
     let event_loop = EventLoop::new(LoopConfig::default())?;
-    let copy = Rc::new(Copy {
-        from: event_loop.register_file(Arc::new(from.into())),
-        to: event_loop.register_file(Arc::new(to.into())),
-        event_loop: event_loop.clone(),
-        len,
-        next: Cell::new(0),
-    });
-    let tasks: Vec<_> = (0..DEPTH).map(|_| event_loop.spawn(copy.clone().work())).collect();
-    event_loop.block_on(async move {
+    let (from, to) = (event_loop.file(from), event_loop.file(to));
+    let task = |_| event_loop.spawn(work(from.clone(), to.clone(), len, Rc::clone(&next)));
+    let tasks: Vec<_> = (0..DEPTH).map(task).collect();
+    event_loop.block_on(async {
         for task in tasks {
-            task.await.map_err(io::Error::other)??;
+            task.await??;
         }
-        copy.operate(&copy.to, IoOp::Fsync { data_only: false }, IoBufs::new()).await
+        to.sync_all().await
     })??;
     Ok(len)
 }

@@ -3,34 +3,19 @@
 //!     cargo run -p ringmill-event-loop --example echo 127.0.0.1:7777
 
 use std::io;
-use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
+use std::net::TcpListener;
 
-use event_loop::{AlignedBuf, Engine, EventLoop, IoBufs, IoOp, IoThread, IoThreadConfig};
-
-/// Sockets have no offsets.
-const READ: IoOp = IoOp::Read { offset: 0 };
-const WRITE: IoOp = IoOp::Write { offset: 0, dsync: false };
+use event_loop::{EventLoop, IoThread, IoThreadConfig, LoopFile, Part};
 
 /// Sends back what `client` sends, until it ends.
-async fn echo(event_loop: EventLoop, client: TcpStream) -> io::Result<()> {
-    let client = event_loop.register_file(Arc::new(client.into()));
-    let mut buffer = AlignedBuf::io_bufs(64 << 10, 4096).ok_or(io::ErrorKind::OutOfMemory)?;
+async fn echo(client: LoopFile) -> io::Result<()> {
+    let mut buf = vec![0; 64 << 10];
     loop {
-        // The memory moves into the operation and comes back with the result.
-        let (received, filled) = event_loop.operate(&client, READ, Engine::Uring, buffer).await;
-        let received = received?;
-        if received == 0 {
+        let (len, bytes) = client.recv(buf).await?;
+        if len == 0 {
             return Ok(());
         }
-        let mut rest = IoBufs::new();
-        rest.set_part(&filled, 0, received, usize::MAX);
-        while !rest.is_empty() {
-            let (sent, unsent) = event_loop.operate(&client, WRITE, Engine::Uring, rest).await;
-            rest = unsent;
-            rest.advance(sent?);
-        }
-        buffer = filled;
+        buf = client.send_all(Part::new(bytes, 0..len)).await?.into_inner();
     }
 }
 
@@ -39,7 +24,7 @@ fn serve(listener: &TcpListener, thread: &IoThread) -> io::Result<()> {
     for client in listener.incoming() {
         let client = client?;
         let serve = move |event_loop: &EventLoop| {
-            let echo = echo(event_loop.clone(), client);
+            let echo = echo(event_loop.file(client));
             event_loop.spawn(async { echo.await.unwrap_or_else(|error| eprintln!("{error}")) });
         };
         thread.handle().spawn(serve).map_err(io::Error::other)?;
@@ -58,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 #[test]
 fn each_client_gets_back_what_it_sends() {
     use std::io::{Read, Write};
-    use std::net::Shutdown;
+    use std::net::{Shutdown, TcpStream};
 
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -5,10 +5,9 @@
 use std::error::Error;
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use event_loop::{AlignedBuf, Engine, EventLoop, IoOp, LoopConfig, foreign};
+use event_loop::{EventLoop, LoopConfig, foreign};
 use tokio::task::{LocalSet, spawn_local};
 
 /// Reads the first four bytes of a file by the ring, beside a task of Tokio's that counts milliseconds.
@@ -24,12 +23,7 @@ async fn first_bytes(path: &Path) -> Result<([u8; 4], u32), Box<dyn Error>> {
         3
     });
 
-    let file = event_loop.register_file(Arc::new(File::open(path)?.into()));
-    let bufs = AlignedBuf::io_bufs(4, 4).ok_or("no memory")?;
-    let read = IoOp::Read { offset: 0 };
-    let (len, bufs) = event_loop.operate(&file, read, Engine::Uring, bufs).await;
-    let mut bytes = [0; 4];
-    bufs.copy_out(0, &mut bytes[..len?]);
+    let bytes = event_loop.file(File::open(path)?).read_exact_at([0; 4], 0).await?;
 
     let ticks = ticking.await?;
     event_loop.handle().stop();

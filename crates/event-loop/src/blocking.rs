@@ -88,8 +88,10 @@ impl BlockingOp {
                     let memory = self.answer.as_deref_mut().map_or(&mut [][..], Vec::as_mut_slice);
                     (call.run)(file, offset, len, &mut CallMemory(memory))
                 }
-                // Not reached: commands need a ring.
-                IoOp::Command { .. } => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+                // Not reached: these need a ring.
+                IoOp::Command { .. } | IoOp::Poll { .. } => {
+                    Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+                }
                 IoOp::Read { .. }
                 | IoOp::Write { .. }
                 | IoOp::Fsync { .. }
@@ -127,7 +129,7 @@ impl BlockingOp {
                     libc::fallocate(self.fd, mode, off(offset), off(len)) as isize
                 }
                 // Handled by `run`.
-                IoOp::Call { .. } | IoOp::Command { .. } => 0,
+                IoOp::Call { .. } | IoOp::Command { .. } | IoOp::Poll { .. } => 0,
             }
         }
     }

@@ -369,6 +369,7 @@ impl fmt::Debug for IoBufs {
 /// A zeroed buffer with the alignment that `O_DIRECT` requires.
 ///
 /// The memory belongs to its [`IoBufs`]. Access it with [`IoBufs::copy_out`] and [`IoBufs::copy_in`].
+#[derive(Debug)]
 pub struct AlignedBuf {
     base: *mut u8,
     layout: std::alloc::Layout,

@@ -33,6 +33,7 @@ pub struct CpuShare {
 }
 
 /// `CLOCK_MONOTONIC`, by the vDSO: no system call.
+#[derive(Debug)]
 pub struct MonotonicClock {
     start: Instant,
     /// proc(5), `schedstat`. Opened early: a confined thread opens nothing.

@@ -29,6 +29,7 @@ pub(crate) fn lock_taken() {
 }
 
 /// The system's allocator, counting each thread's calls.
+#[derive(Debug)]
 pub struct CountingAllocator;
 
 // SAFETY: everything is passed on to the system's allocator; the counter itself allocates nothing.

@@ -5,11 +5,13 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use log::Level;
+use nix::errno::Errno;
 use nix::sys::stat::fstat;
+use nix::unistd::{Whence, lseek};
 
 use crate::ablation::Ablation;
 use crate::blocking::BlockingOp;
@@ -290,10 +292,21 @@ impl EventLoop {
     /// table entry, until the last clone is dropped and no operation on it is in flight.
     pub fn register_file(&self, fd: Arc<OwnedFd>) -> LoopFile {
         let index = self.0.ring.borrow_mut().register_file(fd.as_raw_fd());
-        let fixed = index.map(|index| FixedFile { index, inner: Rc::downgrade(&self.0) });
-        let is_socket = fstat(&fd).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFSOCK);
-        let no_aio_fsync = Cell::new(false);
-        LoopFile(Rc::new(FileInner { fd, fixed, is_socket, no_aio_fsync }))
+        let kind = fstat(&fd).map_or(0, |stat| stat.st_mode & libc::S_IFMT);
+        let is_socket = kind == libc::S_IFSOCK;
+        // The ring waits for any file. Its replacement waits for those without an offset.
+        let is_stream = is_socket
+            || kind == libc::S_IFIFO
+            || !self.0.does_file_io && lseek(&fd, 0, Whence::SeekCur) == Err(Errno::ESPIPE);
+        let (inner, no_aio_fsync) = (Rc::downgrade(&self.0), Cell::new(false));
+        LoopFile(Rc::new(FileInner { inner, fd, index, is_socket, is_stream, no_aio_fsync }))
+    }
+
+    /// Registers an open file with the ring, as [`register_file`](Self::register_file).
+    ///
+    /// Takes what owns a descriptor: a `File`, a `TcpStream`, a `UnixListener`.
+    pub fn file(&self, file: impl Into<OwnedFd>) -> LoopFile {
+        self.register_file(Arc::new(file.into()))
     }
 
     /// Starts an operation.
@@ -315,7 +328,21 @@ impl EventLoop {
         target: &Rc<dyn IoTarget>,
         token: u32,
     ) {
-        let by_ring = engine == Engine::Uring && self.0.does_file_io || file.is_socket_for(op);
+        self.start(file, op, engine, bufs, target, token);
+    }
+
+    /// [`submit`](Self::submit), with the operation's slot as the result.
+    #[inline(always)]
+    pub(crate) fn start(
+        &self,
+        file: &LoopFile,
+        op: IoOp,
+        engine: Engine,
+        bufs: IoBufs,
+        target: &Rc<dyn IoTarget>,
+        token: u32,
+    ) -> SlotId {
+        let by_ring = engine == Engine::Uring && self.0.does_file_io || file.waits_for(op);
         let refused = match op {
             _ if self.0.closing.get() => Some(libc::ECANCELED),
             // preadv2(2) takes -1 for the file's own position.
@@ -340,20 +367,21 @@ impl EventLoop {
         let mut slots = self.0.slots.borrow_mut();
         let (id, in_flight) = slots.insert(in_flight(Engine::Uring));
         // A file registered with another loop is used by its descriptor.
-        let fixed = in_flight.file.0.fixed.as_ref().filter(|fixed| fixed.is_of(&self.0));
+        let fixed = in_flight.file.0.index.filter(|_| in_flight.file.is_of(&self.0));
         let buffer = self.registered_place(&in_flight.bufs);
-        let ring_op = in_flight.ring_op(fixed.map(FixedFile::index), buffer);
+        let ring_op = in_flight.ring_op(fixed, buffer);
         drop(slots);
         match ring_op {
             Some(op) => self.push(op, UserData::Op(id)),
             // This ring has no entry for the operation.
             None => self.hand_over(id, Ok(Engine::Threads)),
         }
+        id
     }
 
     /// The part of [`submit`](Self::submit) for operations that do not use the ring.
     #[inline(never)]
-    fn submit_elsewhere(&self, mut in_flight: InFlight, refused: Option<i32>) {
+    fn submit_elsewhere(&self, mut in_flight: InFlight, refused: Option<i32>) -> SlotId {
         let engine = match (refused, in_flight.engine) {
             (Some(errno), _) => Err(errno),
             (None, Engine::Native) => self.native_engine(&in_flight.file, &in_flight.op),
@@ -362,6 +390,7 @@ impl EventLoop {
         in_flight.engine = engine.unwrap_or(Engine::Threads);
         let (id, _) = self.0.slots.borrow_mut().insert(in_flight);
         self.hand_over(id, engine);
+        id
     }
 
     /// Hands the operation in slot `id` over to Linux AIO or the thread pool, or completes it with an errno.
@@ -661,31 +690,5 @@ impl EventLoop {
     pub(crate) fn close_pool(&self) {
         let pool = self.0.pool.take();
         drop(pool);
-    }
-}
-
-/// A file's entry in the ring's table, removed when dropped.
-pub(crate) struct FixedFile {
-    index: u32,
-    inner: Weak<Inner>,
-}
-
-impl FixedFile {
-    fn index(&self) -> u32 {
-        self.index
-    }
-
-    fn is_of(&self, inner: &Rc<Inner>) -> bool {
-        std::ptr::eq(self.inner.as_ptr(), Rc::as_ptr(inner))
-    }
-}
-
-impl Drop for FixedFile {
-    fn drop(&mut self) {
-        if let Some(inner) = self.inner.upgrade()
-            && let Ok(mut ring) = inner.ring.try_borrow_mut()
-        {
-            ring.unregister_file(self.index);
-        }
     }
 }

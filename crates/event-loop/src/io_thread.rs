@@ -31,6 +31,7 @@ pub struct IoThreadConfig {
 /// A thread that runs an event loop.
 ///
 /// Dropping it stops and joins the thread. Dropped on that very thread, it only stops.
+#[derive(Debug)]
 pub struct IoThread {
     handle: LoopHandle,
     ring: Chosen,

@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![warn(missing_debug_implementations)]
 
 mod ablation;
 mod blocking;
@@ -8,6 +9,7 @@ mod cancel;
 mod clock;
 #[cfg(feature = "counting")]
 pub mod counting;
+mod debug;
 mod deferred;
 mod event_loop;
 mod executor;
@@ -44,6 +46,7 @@ pub mod sync;
 mod task;
 mod thread_pool;
 mod timers;
+mod transfer;
 
 #[doc(hidden)]
 pub use ablation::Ablation;
@@ -70,6 +73,7 @@ pub use scheduling::Scheduling;
 pub use signal::Signal;
 pub use slab::{Pool, Slab};
 pub use stats::{Counter, LoopStats};
-pub use task::{Elapsed, JoinError, JoinHandle, take_turns, until};
+pub use task::{Elapsed, JoinError, JoinHandle, Operation, take_turns, until};
 pub use thread_pool::{ThreadBirth, ThreadPoolConfig, start_thread};
 pub use timers::TimerId;
+pub use transfer::Part;

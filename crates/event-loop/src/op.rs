@@ -5,18 +5,19 @@ use std::ffi::CStr;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 pub use crate::blocking::CallMemory;
 use crate::buf::IoBufs;
+use crate::event_loop::Inner;
 pub use crate::ring::DeviceCommand;
 
 /// An operation on a [`LoopFile`].
 ///
-/// On a socket, reads and writes are recv(2) and send(2), and offsets are ignored. A read completes with the
-/// first bytes that arrive, even if the socket is non-blocking, and with 0 at the end of the stream. The
-/// [`Engine`] makes no difference, and no thread waits.
+/// On a socket, reads and writes are recv(2) and send(2). On a socket or a pipe, offsets are ignored, a read completes
+/// with the first bytes that arrive, and with 0 at the end of the stream. The [`Engine`] makes no difference, and no
+/// thread waits. A non-blocking socket waits, too; a non-blocking pipe may complete with `EAGAIN`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoOp {
     /// Fill the buffers from byte `offset` on, preadv(2). The result counts bytes; it may be short.
@@ -44,6 +45,13 @@ pub enum IoOp {
         offset: u64,
         /// Bytes.
         len: u64,
+    },
+    /// Wait until the file is ready, poll(2). The result is the mask of `POLL*` bits with which the file is.
+    ///
+    /// The [`Engine`] makes no difference.
+    Poll {
+        /// `POLL*` bits to wait for.
+        events: u32,
     },
     /// A command that the loop does not know, to the file's driver. Carried out by io_uring only.
     ///
@@ -125,15 +133,36 @@ pub enum Engine {
 pub struct LoopFile(pub(crate) Rc<FileInner>);
 
 pub(crate) struct FileInner {
+    /// The loop that the file is registered with.
+    pub(crate) inner: Weak<Inner>,
     pub(crate) fd: Arc<OwnedFd>,
     /// The file's entry in the ring's table, released when dropped.
-    pub(crate) fixed: Option<crate::event_loop::FixedFile>,
+    pub(crate) index: Option<u32>,
     pub(crate) is_socket: bool,
+    /// Reads and writes wait in the ring, without offsets: a socket or a pipe.
+    pub(crate) is_stream: bool,
     /// Linux AIO has refused to sync this file, as it does for all files before Linux 4.18.
     pub(crate) no_aio_fsync: Cell<bool>,
 }
 
+impl Drop for FileInner {
+    fn drop(&mut self) {
+        if let Some(index) = self.index
+            && let Some(inner) = self.inner.upgrade()
+            && let Ok(mut ring) = inner.ring.try_borrow_mut()
+        {
+            ring.unregister_file(index);
+        }
+    }
+}
+
 impl LoopFile {
+    /// Whether the file is registered with this loop.
+    #[inline]
+    pub(crate) fn is_of(&self, inner: &Rc<Inner>) -> bool {
+        std::ptr::eq(self.0.inner.as_ptr(), Rc::as_ptr(inner))
+    }
+
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.0.fd.as_raw_fd()
     }
@@ -155,11 +184,15 @@ impl LoopFile {
         crate::ring::send_now(self.0.fd.as_fd(), bufs)
     }
 
-    /// Whether `op` reads or writes a socket. Any ring carries that out, as a blocked pool thread could not
+    /// Whether `op` waits for another program. Any ring carries that out, as a blocked pool thread could not
     /// be stopped.
     #[inline]
-    pub(crate) fn is_socket_for(&self, op: IoOp) -> bool {
-        self.0.is_socket && matches!(op, IoOp::Read { .. } | IoOp::Write { .. })
+    pub(crate) fn waits_for(&self, op: IoOp) -> bool {
+        match op {
+            IoOp::Read { .. } | IoOp::Write { .. } => self.0.is_stream,
+            IoOp::Poll { .. } => true,
+            _ => false,
+        }
     }
 }
 
@@ -175,7 +208,7 @@ impl fmt::Debug for LoopFile {
             f,
             "LoopFile({}{})",
             self.raw_fd(),
-            if self.0.fixed.is_some() { ", fixed" } else { "" }
+            if self.0.index.is_some() { ", fixed" } else { "" }
         )
     }
 }

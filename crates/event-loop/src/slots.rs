@@ -36,6 +36,10 @@ impl InFlight {
             IoOp::Fallocate { mode, offset, len } => {
                 return Some(RingOp::Fallocate { file, mode, offset, len });
             }
+            IoOp::Poll { events } => {
+                let fd = self.file.raw_fd();
+                return Some(RingOp::PollAdd { fd, events, multishot: false });
+            }
             IoOp::Call { .. } => return None,
             IoOp::Command { command, head } => {
                 let first = self.bufs.iovecs().first();

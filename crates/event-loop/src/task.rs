@@ -285,13 +285,14 @@ impl EventLoop {
 
     /// Starts an operation and returns a future of its result and its memory.
     ///
-    /// The result is the number of bytes, for operations that transfer some, else 0. Dropping the future
-    /// detaches it: the loop keeps the memory until the operation is done (memory contract).
+    /// The result is the number of bytes, for operations that transfer some, else 0. Dropping the future cancels the
+    /// operation; the loop keeps the memory until the operation is done (memory contract). The methods of
+    /// [`LoopFile`] do the same with a caller's own buffers.
     ///
     /// # Errors
     ///
     /// The result is the errno with which the kernel has answered the operation; `ECANCELED` after
-    /// [`cancel`](Self::cancel).
+    /// [`cancel`](Self::cancel) or [`Operation::cancel`].
     ///
     /// # Panics
     ///
@@ -299,23 +300,12 @@ impl EventLoop {
     /// would wait for ever. [`block_on`](Self::block_on) and [`run`](Self::run) run the loop during their
     /// calls. The adapters for foreign loops do so from their first call on, like
     /// [`run_once`](Self::run_once), [`prepare`](Self::prepare) and [`pollable_fd`](Self::pollable_fd).
-    pub fn operate(
-        &self,
-        file: &LoopFile,
-        op: IoOp,
-        engine: Engine,
-        bufs: IoBufs,
-    ) -> impl Future<Output = (io::Result<usize>, IoBufs)> + use<> {
+    pub fn operate(&self, file: &LoopFile, op: IoOp, engine: Engine, bufs: IoBufs) -> Operation {
         let state = Rc::new(Outcome::default());
         let target: Rc<dyn IoTarget> = state.clone();
-        self.submit(file, op, engine, bufs, &target, 0);
+        let id = self.start(file, op, engine, bufs, &target, 0);
         // A weak reference, as a task of the loop must not keep the loop alive.
-        let inner = Rc::downgrade(&self.0);
-        poll_fn(move |cx| {
-            let outcome = state.poll(cx);
-            assert_turns(inner.upgrade().as_deref(), &outcome);
-            outcome.map(|(result, bufs)| (count(result), bufs))
-        })
+        Operation { state, inner: Rc::downgrade(&self.0), id, is_over: false }
     }
 
     /// Completes at `deadline_ns` nanoseconds of loop time.
@@ -462,6 +452,62 @@ impl<'a> Blocking<'a> {
 impl Drop for Blocking<'_> {
     fn drop(&mut self) {
         self.event_loop.0.tasks.remove(self.id);
+    }
+}
+
+/// An operation in flight: a future of its result and its memory.
+///
+/// Dropping it cancels the operation, as far as that is possible: see [`cancel`](Self::cancel).
+#[must_use = "dropping an operation cancels it"]
+pub struct Operation {
+    state: Rc<Outcome>,
+    inner: Weak<Inner>,
+    id: SlotId,
+    /// Completed or detached.
+    is_over: bool,
+}
+
+impl Operation {
+    /// Tries to cancel the operation. Await the operation for its end.
+    ///
+    /// An operation that still waits, such as a read of a socket, completes with `ECANCELED` and has moved nothing. An
+    /// operation in progress completes normally or with `EINTR`. Operations of pool threads and Linux AIO continue.
+    ///
+    /// The cost does not depend on what else is in flight.
+    pub fn cancel(&self) {
+        if let Some(inner) = self.inner.upgrade() {
+            EventLoop(inner).cancel_slot(self.id);
+        }
+    }
+
+    /// Lets the operation continue without the future.
+    pub fn detach(mut self) {
+        self.is_over = true;
+    }
+}
+
+impl Future for Operation {
+    type Output = (io::Result<usize>, IoBufs);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = self.state.poll(cx);
+        assert_turns(self.inner.upgrade().as_deref(), &outcome);
+        self.is_over |= outcome.is_ready();
+        outcome.map(|(result, bufs)| (count(result), bufs))
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.cancel();
+        }
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation").field("is_over", &self.is_over).finish_non_exhaustive()
     }
 }
 

@@ -24,6 +24,7 @@ mod stress;
 mod tasks;
 #[cfg(feature = "tokio")]
 mod tokio;
+mod transfer;
 mod wake;
 
 /// Counts allocations, for the tests of the data path.

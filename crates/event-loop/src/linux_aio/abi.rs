@@ -71,7 +71,9 @@ pub(super) const RING_MAGIC: u32 = 0xa10a_10a1;
 pub(super) fn takes(op: &IoOp) -> bool {
     match op {
         IoOp::Read { .. } | IoOp::Write { .. } | IoOp::Fsync { .. } => true,
-        IoOp::Fallocate { .. } | IoOp::Call { .. } | IoOp::Command { .. } => false,
+        IoOp::Fallocate { .. } | IoOp::Call { .. } | IoOp::Command { .. } | IoOp::Poll { .. } => {
+            false
+        }
     }
 }
 

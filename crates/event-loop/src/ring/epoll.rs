@@ -15,7 +15,7 @@ const ONCE: i32 = if cfg!(miri) { libc::EPOLLET } else { libc::EPOLLONESHOT };
 /// Events taken by one epoll_pwait2(2).
 const BATCH: usize = 128;
 
-/// epoll behind the ring interface. It polls descriptors, and reads and writes sockets once ready.
+/// epoll behind the ring interface. It polls descriptors, and reads and writes sockets and pipes once ready.
 pub(crate) struct EpollRing {
     epoll: OwnedFd,
     /// Polls that are armed.
@@ -33,7 +33,7 @@ struct Armed {
     /// A duplicate of `fd` in the set, if `fd` is already in it for another poll.
     stand_in: Option<OwnedFd>,
     multishot: bool,
-    /// The read or write of a socket that waits for this poll.
+    /// The read or write of a socket or pipe that waits for this poll.
     transfer: Option<RingOp>,
 }
 
@@ -94,7 +94,7 @@ impl EpollRing {
         Ok(Some(stand_in))
     }
 
-    /// Reads or writes a socket, now or once it is ready.
+    /// Reads or writes a socket or pipe, now or once it is ready.
     ///
     /// # Safety
     ///
@@ -184,12 +184,12 @@ impl Ring for EpollRing {
                     self.complete(user_data, -libc::ENOENT, false);
                 }
             }
-            RingOp::Rw { file: RingFile::Fd(fd), socket: true, .. }
-            | RingOp::RwVectored { file: RingFile::Fd(fd), socket: true, .. } => {
+            RingOp::Rw { file: RingFile::Fd(fd), .. }
+            | RingOp::RwVectored { file: RingFile::Fd(fd), .. } => {
                 // SAFETY: the caller's promise.
                 unsafe { self.transfer(fd, *op, user_data) };
             }
-            // Not reached: the loop sends file I/O to its thread pool, as `does_file_io` is false.
+            // Not reached: the loop sends other file I/O to its thread pool, as `does_file_io` is false.
             _ => self.complete(user_data, -libc::EOPNOTSUPP, false),
         }
         true

@@ -1,4 +1,4 @@
-//! Reading and writing a socket without io_uring, and without waiting.
+//! Reading and writing a socket or pipe without io_uring, and without waiting.
 
 #![allow(unsafe_code)]
 
@@ -40,8 +40,8 @@ pub(crate) fn send_now(socket: BorrowedFd<'_>, bufs: &IoBufs) -> io::Result<usiz
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Does what `op`, a read or write of the socket `fd`, asks for, by recvmsg(2) or sendmsg(2): a
-/// count, or a negated errno, `-EAGAIN` if that would have to wait.
+/// Reads or writes the socket or pipe `fd`, as `op` says. Returns a count, or a negated errno; `-EAGAIN` if the call
+/// would have to wait.
 ///
 /// # Safety
 ///
@@ -49,9 +49,13 @@ pub(crate) fn send_now(socket: BorrowedFd<'_>, bufs: &IoBufs) -> io::Result<usiz
 pub(super) unsafe fn transfer(fd: RawFd, op: &RingOp) -> i32 {
     #[cfg(any(test, feature = "sim"))]
     TRANSFERS.set(TRANSFERS.get() + 1);
-    let (write, segments, count) = match op {
-        RingOp::Rw { write, segment, .. } => (*write, std::ptr::from_ref(segment), 1),
-        RingOp::RwVectored { write, segments, count, .. } => (*write, *segments, *count as usize),
+    let (write, socket, segments, count) = match op {
+        RingOp::Rw { write, socket, segment, .. } => {
+            (*write, *socket, std::ptr::from_ref(segment), 1)
+        }
+        RingOp::RwVectored { write, socket, segments, count, .. } => {
+            (*write, *socket, *segments, *count as usize)
+        }
         _ => return -libc::EINVAL,
     };
     // SAFETY: `count` segments' descriptions are there, by this function's contract; of none the
@@ -60,6 +64,10 @@ pub(super) unsafe fn transfer(fd: RawFd, op: &RingOp) -> i32 {
     if empty {
         // As read(2) and the ring have it; recvmsg(2) waits for a byte.
         return 0;
+    }
+    if !socket {
+        // SAFETY: the segments of above.
+        return unsafe { transfer_of_pipe(fd, write, segments, count) };
     }
     // SAFETY: all zeroes is a message header without address, segments and control data.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -82,5 +90,49 @@ pub(super) unsafe fn transfer(fd: RawFd, op: &RingOp) -> i32 {
             Some(libc::EINTR) => {}
             errno => return -errno.unwrap_or(libc::EIO),
         }
+    }
+}
+
+/// The same for a pipe or another file without an offset. The file may be in blocking mode.
+///
+/// # Safety
+///
+/// That of [`transfer`]; there is a byte to transfer.
+unsafe fn transfer_of_pipe(
+    fd: RawFd,
+    write: bool,
+    segments: *const libc::iovec,
+    count: usize,
+) -> i32 {
+    let events = if write { libc::POLLOUT } else { libc::POLLIN };
+    let mut poll = libc::pollfd { fd, events, revents: 0 };
+    // SAFETY: one `pollfd`, which lives across the call.
+    match unsafe { libc::poll(&mut poll, 1, 0) } {
+        0 => return -libc::EAGAIN,
+        // As from an interrupted wait.
+        -1 => return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN),
+        _ => {}
+    }
+    // SAFETY: `count` segments' descriptions are there.
+    let mut segment = unsafe { *segments };
+    let mut at = 0;
+    while segment.iov_len == 0 && at + 1 < count {
+        at += 1;
+        // SAFETY: as above.
+        segment = unsafe { *segments.add(at) };
+    }
+    let result = if write {
+        // A pipe that is ready takes so many bytes without waiting.
+        let len = segment.iov_len.min(libc::PIPE_BUF);
+        // SAFETY: the segment is valid by this function's contract.
+        unsafe { libc::write(fd, segment.iov_base, len) }
+    } else {
+        // SAFETY: the segments are valid by this function's contract.
+        unsafe { libc::readv(fd, segments, count as libc::c_int) }
+    };
+    match i32::try_from(result) {
+        Ok(count @ 0..) => count,
+        Ok(_) => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
+        Err(_) => i32::MAX,
     }
 }

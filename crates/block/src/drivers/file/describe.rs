@@ -14,6 +14,7 @@ pub(super) fn name(op: IoOp) -> &'static CStr {
         IoOp::Fallocate { .. } => c"fallocate",
         IoOp::Call { call, .. } => call.name,
         IoOp::Command { .. } => c"command",
+        IoOp::Poll { .. } => c"poll",
     }
 }
 
@@ -21,7 +22,7 @@ pub(super) fn name(op: IoOp) -> &'static CStr {
 pub(super) fn range(op: IoOp, len: u64) -> (u64, u64) {
     match op {
         IoOp::Read { offset } | IoOp::Write { offset, .. } => (offset, len),
-        IoOp::Fsync { .. } | IoOp::Command { .. } => (0, 0),
+        IoOp::Fsync { .. } | IoOp::Command { .. } | IoOp::Poll { .. } => (0, 0),
         IoOp::Fallocate { offset, len, .. } | IoOp::Call { offset, len, .. } => (offset, len),
     }
 }
