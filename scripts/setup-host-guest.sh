@@ -55,6 +55,10 @@ awk '$1 == "insmod" && !seen[$2]++ { print $2 }' "$work/modules" | while read -r
     xz -dc "$path" >"$work/root/lib/modules/$n-$(basename "$path" .xz)"
     n=$((n + 1))
 done
+# Loaded by jobs that need it: without it and without ublk, the guest has no device for `attach`.
+mkdir "$work/root/lib/other-modules"
+xz -dc "$(modprobe -d "$work/kernel/usr" -S "$release" --show-depends nbd | awk '$1 == "insmod" { print $2 }')" \
+    >"$work/root/lib/other-modules/nbd.ko"
 scripts/unpack-kernel "$work/kernel/usr/lib/modules/$release/vmlinuz" "$host/vmlinux"
 (cd "$work/root" && find . | LC_ALL=C sort | cpio --quiet -o -H newc) >"$work/initramfs"
 mv "$work/initramfs" "$host/initramfs"

@@ -12,12 +12,88 @@ nothing_left() {
     [ ! -e /dev/ublkb0 ] && [ ! -e /dev/ublkc0 ] && [ "$(ls $records)" = lock ] && [ -z "$(ls /var/tmp)" ]
 }
 
+# no_nbd: the same, of the kernel's NBD client.
+no_nbd() {
+    nothing_left && [ ! -e /sys/block/nbd0/pid ] && [ ! -e /sys/block/nbd1/pid ]
+}
+
 # table FILE: writes a table with a partition of 65536 sectors.
 table() {
     printf '\000\000\000\000\203\000\000\000\000\010\000\000\000\000\001\000' |
         dd of=$1 bs=1 seek=446 conv=notrunc 2>/dev/null
     printf '\125\252' | dd of=$1 bs=1 seek=510 conv=notrunc 2>/dev/null
 }
+"#;
+
+/// The kernel's NBD client in the place of ublk.
+const NBD: &str = r#"
+cd /tmp
+insmod /lib/other-modules/nbd.ko
+cp /empty.qcow2 nbd.qcow2
+[ "$(ringmill attach nbd.qcow2 2>err)" = /dev/nbd0 ]
+grep -q 'there is no ublk' err
+queue=/sys/block/nbd0/queue
+[ "$(cat /sys/block/nbd0/size)" = 131072 ]
+[ "$(cat $queue/write_cache)" = 'write back' ]
+[ "$(cat $queue/fua)" = 1 ]
+[ "$(cat $queue/rotational)" = 0 ]
+[ "$(cat $queue/discard_max_bytes)" -gt 0 ]
+ringmill list | grep -q '  nbd  */tmp/nbd.qcow2  */dev/nbd0$'
+refused 'the kernel has no ublk' ringmill attach raw --as ublk
+refused '/tmp/nbd.qcow2 is attached already: /dev/nbd0, by process' ringmill attach nbd.qcow2
+/bin/mke2fs -q -F -t ext4 /dev/nbd0
+mount -t ext4 /dev/nbd0 /mnt
+cp /bin/busybox /mnt/
+sync
+refused '/dev/nbd0 is mounted on /mnt' ringmill detach /dev/nbd0
+
+# Upgraded, and killed while it is written to. Its users only wait.
+ringmill upgrade $records/*.qmp >/dev/null
+cmp /bin/busybox /mnt/busybox
+dd if=/dev/zero of=/mnt/waits bs=64k count=200 conv=fsync 2>/dev/null &
+waits=$!
+kill -9 $(cat $records/*.pid)
+refused '/dev/nbd0 waits' ringmill detach nbd.qcow2
+ringmill list | grep -q '^killed  *nbd  */tmp/nbd.qcow2  */dev/nbd0$'
+refused '/dev/nbd0 (writable) waits' ringmill attach nbd.qcow2 --read-only
+[ "$(ringmill attach nbd.qcow2)" = /dev/nbd0 ]
+wait $waits
+echo 3 >/proc/sys/vm/drop_caches
+cmp -n 13107200 /mnt/waits /dev/zero
+cmp /bin/busybox /mnt/busybox
+umount /mnt
+ringmill detach nbd.qcow2
+no_nbd
+ringmill check nbd.qcow2 >/dev/null
+
+# Read-only, and beside it a device with its own writes. Partitions are there at once.
+[ "$(ringmill attach nbd.qcow2 --read-only --as nbd 2>err)" = /dev/nbd0 ]
+[ ! -s err ]
+[ "$(cat /sys/block/nbd0/ro)" = 1 ]
+[ "$(ringmill attach raw --snapshot 2>/dev/null)" = /dev/nbd1 ]
+[ -b /dev/nbd1p1 ]
+before=$(md5sum <raw)
+dd if=/dev/zero of=/dev/nbd1 bs=1M count=8 conv=fsync 2>/dev/null
+[ "$(md5sum <raw)" = "$before" ]
+mount -t ext4 -o ro,noload /dev/nbd0 /mnt
+cmp /bin/busybox /mnt/busybox
+umount /mnt
+ringmill detach /dev/nbd0
+# A snapshot goes with its daemon.
+kill -9 $(cat $records/*raw*.pid)
+until_true no_nbd
+
+# In the foreground, and given up after a kill.
+ringmill attach -f new.qcow2 >out 2>err &
+daemon=$!
+until_true grep -qx /dev/nbd0 out
+kill $daemon
+wait $daemon
+no_nbd
+ringmill attach raw >/dev/null 2>&1
+kill -9 $(cat $records/*.pid)
+ringmill detach raw --force
+no_nbd
 "#;
 
 #[test]
@@ -155,9 +231,8 @@ refused 'ublk devices need root' /usr/bin/setpriv --reuid=65534 --clear-groups r
 rmmod ublk_drv
 refused 'modprobe ublk_drv' ringmill attach raw
 nothing_left
-echo all is well
 "#;
-    run(&[COMMON, job].concat());
+    run(&[COMMON, job, NBD, "echo all is well\n"].concat());
 }
 
 /// A daemon is killed. The same command continues with the device. Its users only wait.

@@ -8,6 +8,7 @@ use block::options::{ImageDraft, NodeDraft};
 use crate::cli;
 use crate::error::OptionError;
 use crate::logging::LogDraft;
+use crate::place::OneOf;
 use crate::rows::ThreadDraft;
 use crate::sandbox::SandboxDraft;
 use crate::serve::{
@@ -18,6 +19,15 @@ use crate::stopping::StopDraft;
 use crate::storage_daemon::Step;
 use crate::table::{Field, Need, Row};
 
+/// The driver of this host's kernel that has the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HostDevice {
+    /// ublk: `/dev/ublkbN`.
+    Ublk,
+    /// The NBD client: `/dev/nbdN`.
+    Nbd,
+}
+
 /// What only `attach` has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AttachOptions {
@@ -25,6 +35,8 @@ pub struct AttachOptions {
     pub snapshot: bool,
     /// `--foreground`.
     pub foreground: bool,
+    /// `--as`; `None`: ublk, or the NBD client where the kernel has no ublk.
+    pub device: Option<HostDevice>,
 }
 
 /// The names and places that an attached image gets.
@@ -32,12 +44,24 @@ pub struct AttachOptions {
 pub struct Attachment {
     /// The name of its export.
     pub id: String,
-    /// The number of its device.
-    pub dev_id: u32,
-    /// The device outlives its daemon.
-    pub recovery: bool,
+    /// What the kernel makes the device of.
+    pub at: AttachedAt,
     /// The socket of its monitor, without commas, at most 107 bytes.
     pub monitor: PathBuf,
+}
+
+/// What the kernel makes the device of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AttachedAt {
+    /// A ublk export.
+    Ublk {
+        /// The number of its device.
+        dev_id: u32,
+        /// The device outlives its daemon.
+        recovery: bool,
+    },
+    /// An NBD export at this socket, a path without commas, at most 107 bytes.
+    Nbd(PathBuf),
 }
 
 /// Options of `detach`.
@@ -68,6 +92,22 @@ pub(crate) static ATTACH: &[Field<ServeOptions>] = &[
         "stay in the foreground, with a status line; Ctrl-C or SIGTERM detaches; a device in use stays, and the command fails",
     )
     .flag(|serve| of_attach(serve).foreground = true),
+    Row::optional(
+        "as",
+        "ublk, or nbd where this kernel has no ublk",
+        "driver of this host's kernel that has the device",
+    )
+    .at(&OneOf {
+        at: |serve: &mut ServeOptions| &mut of_attach(serve).device,
+        words: &[
+            ("ublk", HostDevice::Ublk, "/dev/ublkb<n>, with the module ublk_drv"),
+            (
+                "nbd",
+                HostDevice::Nbd,
+                "/dev/nbd<n>, with the module nbd: one connection to the daemon, so one thread",
+            ),
+        ],
+    }),
     Field {
         help: "threads that serve the device, with a queue each; at most one for each CPU",
         ..IOTHREADS
@@ -174,24 +214,38 @@ impl ServeOptions {
         format: ServeFormat,
         at: &Attachment,
     ) -> Result<Vec<Step>, OptionError> {
-        let Attachment { id, dev_id, recovery, monitor } = at;
+        let Attachment { id, at, monitor } = at;
         let on = |is: bool| if is { "on" } else { "off" };
+        let count = match at {
+            AttachedAt::Ublk { .. } => self.iothreads,
+            AttachedAt::Nbd(_) => 1,
+        };
         let polling = self.poll_max_ns.map(|ns| format!(",poll-max-ns={ns}")).unwrap_or_default();
-        let threads = 0..self.iothreads;
-        let objects = threads.clone().map(|n| format!("--object=iothread,id=io{n}{polling}"));
+        let objects = (0..count).map(|n| format!("--object=iothread,id=io{n}{polling}"));
         let mut steps = cli::read_options(&objects.collect::<Vec<_>>())?;
         steps.push(Step::of_node(self.node(kind, format)));
-        let threads: String = threads.map(|n| format!(",iothread.{n}=io{n}")).collect();
+        let threads: String = (0..count).map(|n| format!(",iothread.{n}=io{n}")).collect();
         let through = matches!(self.cache, CacheMode::Writethrough | CacheMode::Directsync);
-        let (writable, through, recovery) = (on(!self.read_only), on(through), on(*recovery));
-        let export = format!(
-            "--export=ublk,id={id},node-name={SERVED_NODE},writable={writable},writethrough={through},\
-             num-queues={},dev-id={dev_id},recovery={recovery}{threads}",
-            self.iothreads
+        let (writable, through) = (on(!self.read_only), on(through));
+        let common = format!(
+            "id={id},node-name={SERVED_NODE},writable={writable},writethrough={through}{threads}"
         );
+        let exports = match at {
+            AttachedAt::Ublk { dev_id, recovery } => {
+                let recovery = on(*recovery);
+                vec![format!(
+                    "--export=ublk,{common},num-queues={count},dev-id={dev_id},recovery={recovery}"
+                )]
+            }
+            AttachedAt::Nbd(socket) => vec![
+                format!("--nbd-server=addr.type=unix,addr.path={}", socket.display()),
+                format!("--export=nbd,{common},name={id}"),
+            ],
+        };
         let chardev =
             format!("--chardev=socket,id=qmp,path={},server=on,wait=off", monitor.display());
-        steps.extend(cli::read_options(&[export, chardev, "--monitor=chardev=qmp".into()])?);
+        steps.extend(cli::read_options(&exports)?);
+        steps.extend(cli::read_options(&[chardev, "--monitor=chardev=qmp".into()])?);
         Ok(steps)
     }
 }

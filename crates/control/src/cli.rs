@@ -194,7 +194,7 @@ static ATTACH: Subcommand = Subcommand {
             format, and prints the device. The command returns once the device and its partitions can be used, and the \
             image is served in the background until 'ringmill detach'. If that process is killed, the device waits: the \
             same command again continues with it, and no request is lost. Needs root, and Linux 6.5 or later with the module \
-            ublk_drv.",
+            ublk_drv. Without it, the device is /dev/nbd<n>, of the kernel's NBD client (module nbd).",
     options: || erased(attach::ATTACH),
     letters: &[('f', "foreground")],
     commands: &[],

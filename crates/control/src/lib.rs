@@ -63,7 +63,7 @@ pub const QSD_RELEASE: [u8; 3] = [11, 1, 3];
 
 pub use advice::advice_for_serve;
 pub use amend::{amend, put_member};
-pub use attach::{AttachOptions, Attachment, DetachOptions};
+pub use attach::{AttachOptions, AttachedAt, Attachment, DetachOptions, HostDevice};
 pub use block::options::blockdev_option;
 pub use chardev::{ChardevBackend, ChardevOptions, MonitorOptions, SocketAddr, chardev_types};
 pub use check::CheckOptions;

@@ -67,6 +67,7 @@ pub mod fuzzing {
 }
 
 use std::cell::OnceCell;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,10 +160,15 @@ pub struct Start {
     pub localize: Option<Localize>,
 }
 
+/// See [`Ready::finish`].
+pub type Finish = Pin<Box<dyn Future<Output = Result<(), DaemonError>>>>;
+
 /// Remaining work once the command line is carried out.
 pub struct Ready {
     /// The status line to show while the daemon serves.
     pub status: Option<Status>,
+    /// Needs a daemon that serves. Clients come in before; the daemon is not ready yet.
+    pub finish: Option<Finish>,
     /// Reports readiness, such as in the pid file. Called after the steps of the state file.
     pub tell: Box<dyn FnOnce() -> Result<(), DaemonError>>,
 }
@@ -170,7 +176,7 @@ pub struct Ready {
 impl Ready {
     /// Returns a value that reports readiness nowhere.
     pub fn new(status: Option<Status>) -> Self {
-        Ready { status, tell: Box::new(|| Ok(())) }
+        Ready { status, finish: None, tell: Box::new(|| Ok(())) }
     }
 }
 
@@ -269,9 +275,20 @@ fn run_until_stopped(
     let keeping = async move {
         let (mut daemon, mut stop) = (daemon, stop);
         let made = match made {
-            Ok(Ok(ready)) if !took_over => {
-                let kept = until(daemon.make_kept(), stop.next()).await;
-                kept.map(|kept| kept.map(|()| ready))
+            Ok(Ok(mut ready)) if !took_over => {
+                let finish = ready.finish.take();
+                let rest = async {
+                    daemon.make_kept().await?;
+                    match finish {
+                        None => Ok(()),
+                        Some(finish) => {
+                            drop(daemon.let_in());
+                            finish.await
+                        }
+                    }
+                };
+                let done = until(rest, stop.next()).await;
+                done.map(|done| done.map(|()| ready))
             }
             made => made,
         };
@@ -377,6 +394,11 @@ impl Daemon {
         let begun = self.exports.begin();
         self.entrances.open();
         begun
+    }
+
+    /// Returns the loop of the control thread.
+    pub fn control(&self) -> &EventLoop {
+        &self.control
     }
 
     /// Lets clients in: everything that the command line asks for exists.

@@ -10,16 +10,17 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use block::{CreateQcow2, Credentials, create_qcow2};
-use control::{Attachment, SERVED_NODE, ServeFormat, ServeOptions};
+use control::{AttachedAt, Attachment, HostDevice as Kind, SERVED_NODE, ServeFormat, ServeOptions};
 use daemon::pidfile::{Pidfile, Renaming};
-use daemon::ublk::control as ublk;
-use daemon::{DaemonError, Environment, Ready, Start, Status, check_ublk, confinement, spawner};
+use daemon::{DaemonError, Environment, Finish, Ready, Start, Status, confinement, spawner};
 
 use crate::attachments::identity::{self, Identity, Image, choose, replaced};
 use crate::attachments::lock::{Lock, Wait};
 use crate::attachments::{self, Attached, KILLED_MS, Mode};
 use crate::daemonize::{self, Daemon, Detached, Role};
 use crate::detach::users;
+use crate::host_device::{self, HostDevice};
+use crate::kernel_nbd::keeper::{self, Keeper};
 use crate::serve::{Found, describe_image, find_or_make};
 use crate::{trace, udev};
 
@@ -28,6 +29,9 @@ const TEMPORARY: &str = "/var/tmp";
 
 /// Attaches the image. In the foreground, serves it until a signal or `detach` comes.
 pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
+    if keeper::is_keeper() {
+        return Ok(keeper::run());
+    }
     let attach = options.attach.clone().unwrap_or_default();
     let (mut child, mut parent) = (None, None);
     if !attach.foreground {
@@ -54,7 +58,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
             }
         }
     }
-    check_ublk()?;
+    let kind = host_device::choose(attach.device)?;
     let mut options = options.clone();
     let image = place(&mut options)?;
     let mode = match (attach.snapshot, options.read_only) {
@@ -62,10 +66,14 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
         (false, true) => Mode::ReadOnly,
         (false, false) => Mode::Write,
     };
-    let mut claim = claim(&image, mode)?;
-    let dev_id = claim.number;
+    let mut claim = claim(&image, mode, (attach.device, kind))?;
+    let HostDevice { kind: device_kind, number } = claim.device;
     let mut environment = Environment::of_environment(parent)?;
-    let named = spawner::Named { devices: vec![Some(dev_id)], ..spawner::Named::default() };
+    let (mut named, mut keeper) = (spawner::Named::default(), None);
+    match device_kind {
+        Kind::Ublk => named.devices.push(Some(number)),
+        Kind::Nbd => keeper = Some(Rc::new(Keeper::start()?)),
+    }
     let spawner = spawner::start(&options.sandbox, &named, true);
     trace::start(&options.trace)?;
     let Found { kind, format, made } = find_or_make(&options)?;
@@ -81,9 +89,11 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
     }
     let attachment = Attachment {
         id: attached.id.clone(),
-        dev_id,
-        // Without its overlay, a snapshot cannot be continued.
-        recovery: !attach.snapshot,
+        at: match device_kind {
+            // Without its overlay, a snapshot cannot be continued.
+            Kind::Ublk => AttachedAt::Ublk { dev_id: number, recovery: !attach.snapshot },
+            Kind::Nbd => AttachedAt::Nbd(attached.file("nbd")),
+        },
         monitor: attached.file("qmp"),
     };
     let steps = options.attached(kind, format, &attachment).map_err(DaemonError::new)?;
@@ -117,7 +127,9 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
                     (Some(detached), None)
                 }
                 None => {
-                    print(&attached.device, &opened).map_err(|error| cannot_print(&error))?;
+                    if keeper.is_none() {
+                        print(&attached.device, &opened).map_err(|error| cannot_print(&error))?;
+                    }
                     let is_traced =
                         !options.trace.events.is_empty() && options.trace.file.is_none();
                     (None, Some(Status::new(is_traced)))
@@ -125,13 +137,24 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
             };
         daemon.confine()?;
         let (pidfile, lock) = (pidfile.clone(), claim.lock.take());
+        // The keeper's device is made by now.
+        let later = (keeper.is_some() && detached.is_none()).then(|| attached.device.clone());
         let tell = move || {
+            if let Some(device) = later {
+                print(&device, &opened).map_err(|error| cannot_print(&error))?;
+            }
             Pidfile::fill_if(created, &pidfile)?;
             drop(lock);
             detached.map_or(Ok(()), Detached::ready).map_err(cannot_leave)
         };
-        Ok(Ready { status, tell: Box::new(tell) })
+        let made_by = |keeper: Rc<Keeper>| -> Finish {
+            let (event_loop, id) = (daemon.control().clone(), attached.id.clone());
+            Box::pin(async move { keeper.make(&event_loop, &id).await })
+        };
+        let finish = keeper.clone().map(made_by);
+        Ok(Ready { status, finish, tell: Box::new(tell) })
     });
+    keeper.inspect(|keeper| keeper.end());
     // While the record keeps the number.
     let stays = attached.has_device();
     drop((pidfile, claim));
@@ -216,7 +239,7 @@ fn identify(options: &ServeOptions) -> io::Result<Option<Identity>> {
 /// used. At the end, the record of a device that is not there goes.
 struct Claim {
     attached: Attached,
-    number: u32,
+    device: HostDevice,
     lock: Option<Lock>,
 }
 
@@ -254,7 +277,12 @@ impl Drop for Claim {
 }
 
 /// Chooses the device: that which a killed daemon has left of this image, else a new one with the lowest free number.
-fn claim(image: &Image, mode: Mode) -> Result<Claim, DaemonError> {
+/// `kind`: the kind that the user has asked for, and that of a new one.
+fn claim(
+    image: &Image,
+    mode: Mode,
+    (wanted, kind): (Option<Kind>, Kind),
+) -> Result<Claim, DaemonError> {
     loop {
         let choosing = Lock::of_all()?;
         let mut all = attachments::all()?;
@@ -278,25 +306,20 @@ fn claim(image: &Image, mode: Mode) -> Result<Claim, DaemonError> {
         };
         if let Some(found) = choose(&all, image, mode, serves)? {
             let lock = locks.into_iter().find(|(id, _)| **id == found.id).map(|(_, lock)| lock);
-            let number = found.number().unwrap_or_default();
-            return Ok(Claim { attached: found.clone(), number, lock });
+            let device = found.host_device().unwrap_or(HostDevice { kind, number: 0 });
+            if wanted.is_some_and(|wanted| wanted != device.kind) {
+                return Err(identity::waits(found, &found.image.name, ""));
+            }
+            return Ok(Claim { attached: found.clone(), device, lock });
         }
-        return new(image, mode, &all);
+        return new(image, mode, kind, &all);
     }
 }
 
 /// Records an image for a new device, with the lowest number that is free.
-fn new(image: &Image, mode: Mode, all: &[Attached]) -> Result<Claim, DaemonError> {
-    let devices = ublk::devices().map_err(|failed| {
-        let why = failed.errno().desc();
-        DaemonError::new(format!("looking for ublk devices failed: {why}"))
-            .with_hint("ublk devices need root, or CAP_SYS_ADMIN and access to /dev/ublk-control.")
-    })?;
-    let is_free = |number: &u32| {
-        devices.iter().all(|found| found.id != *number)
-            && all.iter().all(|known| known.number() != Some(*number))
-    };
-    let number = (0..).find(is_free).unwrap_or_default();
+fn new(image: &Image, mode: Mode, kind: Kind, all: &[Attached]) -> Result<Claim, DaemonError> {
+    let taken = |device| all.iter().any(|known| known.host_device() == Some(device));
+    let device = HostDevice { kind, number: host_device::free_number(kind, taken)? };
     let mut command: Vec<String> =
         env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     if let Some(program) = command.first_mut() {
@@ -308,12 +331,12 @@ fn new(image: &Image, mode: Mode, all: &[Attached]) -> Result<Claim, DaemonError
         id: attachments::id_of(&image.name, &manner),
         image: image.clone(),
         mode,
-        device: attachments::device(number),
+        device: device.path(),
         command,
     };
     let lock = attached.lock(Wait::No)?;
     attached.record()?;
-    Ok(Claim { attached, number, lock })
+    Ok(Claim { attached, device, lock })
 }
 
 /// Makes the empty overlay of an image.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `ID.json` | the record: the image and its device. It is there before the device |
 //! | `ID.qmp` | the socket of the daemon's monitor |
+//! | `ID.nbd` | the socket of its NBD server, of which the kernel is a client |
 //! | `ID.pid` | the daemon's pid file, which is locked while the daemon lives |
 //! | `lock` | [locks](lock): of the choice of a number, and of each record while a command attaches or detaches it |
 
@@ -16,8 +17,6 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use daemon::ublk::control::{self as ublk, Order};
-use daemon::ublk::wire::{Command, Info, owner};
 use identity::{Identity, Image};
 use lock::{Lock, Wait};
 use nix::errno::Errno;
@@ -25,13 +24,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value as Json, json};
 
+use crate::host_device::HostDevice;
 use crate::upgrade::running_daemon;
 use daemon::DaemonError;
 
 /// The folder. Only root has access to it.
 const FOLDER: &str = "/run/ringmill-attach";
-/// What the path of a device begins with, before its number.
-const DEVICE: &str = "/dev/ublkb";
 /// Most characters of an image's name within an id: the path of a socket has at most 107 bytes.
 const MAX_NAME: usize = 32;
 /// How long a process may not show yet that it was killed, milliseconds.
@@ -87,12 +85,12 @@ impl Attached {
 
     /// Returns whether its device is there.
     pub(crate) fn has_device(&self) -> bool {
-        self.device.exists()
+        self.host_device().is_some_and(HostDevice::is_there)
     }
 
-    /// Returns the number of its device.
-    pub(crate) fn number(&self) -> Option<u32> {
-        self.device.to_str()?.strip_prefix(DEVICE)?.parse().ok()
+    /// Returns the kind and the number of its device.
+    pub(crate) fn host_device(&self) -> Option<HostDevice> {
+        HostDevice::of(&self.device)
     }
 
     /// Locks its record; `None`: another command attaches or detaches it.
@@ -127,7 +125,7 @@ impl Attached {
 
     /// Removes what is left of it, once its daemon has ended.
     pub(crate) fn forget(&self) {
-        for extension in ["qmp", "pid", "new", "json"] {
+        for extension in ["qmp", "nbd", "pid", "new", "json"] {
             // The daemon has removed most of it.
             let _ = fs::remove_file(self.file(extension));
         }
@@ -135,16 +133,7 @@ impl Attached {
 
     /// Removes its device, which no daemon serves. Requests fail.
     pub(crate) fn remove_device(&self) -> Result<(), Errno> {
-        let Some(number) = self.number() else { return Ok(()) };
-        let info = ublk::info(number).map_err(ublk::Failed::errno)?;
-        if info.is_none_or(|info| info.owner != owner(&self.id)) {
-            return Ok(());
-        }
-        for command in [Command::Stop, Command::DeleteLater] {
-            let order = Order { command, id: number, data: 0, memory: Vec::new() };
-            ublk::carry_out(order).map_err(ublk::Failed::errno)?;
-        }
-        Ok(())
+        self.host_device().map_or(Ok(()), |device| device.remove(&self.id))
     }
 
     /// Clears away what a daemon has left that was killed, if its block device has gone, too. Returns whether it has. What
@@ -167,10 +156,7 @@ impl Attached {
 
     /// Returns whether its device is there, and not another one of that number.
     fn has_own_device(&self) -> bool {
-        let is_own = |info: Option<Info>| info.is_some_and(|info| info.owner == owner(&self.id));
-        // Without an answer, it may be.
-        self.has_device()
-            && self.number().is_none_or(|number| ublk::info(number).map_or(true, is_own))
+        self.host_device().is_some_and(|device| device.is_of(&self.id))
     }
 
     fn read(path: &Path) -> Option<Attached> {
@@ -195,11 +181,6 @@ impl Attached {
 /// Returns a file of the attached image of this name.
 pub(crate) fn file(id: &str, extension: &str) -> PathBuf {
     Path::new(FOLDER).join(format!("{id}.{extension}"))
-}
-
-/// Returns the device of this number.
-pub(crate) fn device(number: u32) -> PathBuf {
-    format!("{DEVICE}{number}").into()
 }
 
 /// Returns a name for the export of an image, and for the files of its record. `manner` tells apart the exports of one image.

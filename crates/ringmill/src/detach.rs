@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use block::options::is_url;
-use control::{CtlSocket, DetachOptions, SERVED_NODE};
+use control::{CtlSocket, DetachOptions, HostDevice as Kind, SERVED_NODE};
 use daemon::DaemonError;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Map, Value as Json, json};
@@ -19,6 +19,8 @@ use crate::attachments::{self, Attached, KILLED_MS, has_ended_within};
 use crate::check::print;
 use crate::ctl::client::{Client, ClientError};
 use crate::daemonize::{self, Role};
+use crate::host_device::HostDevice;
+use crate::kernel_nbd::{disconnect, disconnect_unused, is_of};
 use crate::udev;
 
 /// Time between two attempts with a device that is open, but not mounted: nothing reports its closing.
@@ -146,6 +148,20 @@ fn attempt(attached: &Attached, force: bool) -> Result<Outcome, DaemonError> {
     let left = || remove_left(attached, force).map(|()| Outcome::Detached);
     let Some(pid) = attached.daemon() else { return left() };
     let (device, image) = (attached.device.display(), &attached.image.name);
+    let mut force = force;
+    if let Some(HostDevice { kind: Kind::Nbd, number }) = attached.host_device()
+        && is_of(number, &attached.id)
+    {
+        let gone =
+            if force { disconnect(number).map(|()| true) } else { disconnect_unused(number, true) };
+        match gone {
+            Ok(true) => {}
+            Ok(false) => return Ok(Outcome::InUse),
+            Err(error) => return Err(DaemonError::new(format!("{device}: {error}"))),
+        }
+        // The export may not have noticed that its client has left.
+        force = true;
+    }
     let closed = match end(attached, force) {
         Ok(Some(closed)) => closed,
         Ok(None) => return Ok(Outcome::InUse),

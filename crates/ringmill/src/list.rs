@@ -20,6 +20,7 @@ use crate::attachments;
 use crate::check::print;
 use crate::ctl::client::Client;
 use crate::ctl::table::{Cell, Table};
+use crate::host_device::name;
 use daemon::DaemonError;
 
 /// A line of the list.
@@ -71,7 +72,7 @@ fn attached() -> Vec<Served> {
     all.filter(is_there)
         .map(|attached| Served {
             process: attached.daemon(),
-            kind: "ublk".into(),
+            kind: attached.host_device().map_or("", |device| name(device.kind)).into(),
             at: attached.device.display().to_string(),
             image: attached.image.name,
         })

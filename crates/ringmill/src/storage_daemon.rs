@@ -79,7 +79,7 @@ pub(crate) fn run(options: StorageDaemonOptions) -> Result<ExitCode, DaemonError
             Pidfile::fill_if(created, &pidfile)?;
             detached.map_or(Ok(()), Detached::ready).map_err(cannot_leave)
         };
-        Ok(Ready { status: None, tell: Box::new(tell) })
+        Ok(Ready { tell: Box::new(tell), ..Ready::new(None) })
     })?;
     drop(pidfile);
     Ok(ExitCode::SUCCESS)

@@ -179,18 +179,23 @@ pub(crate) fn choose<'a>(
             )));
         }
         if known.mode != mode || known.image.name != *name || known.image.base != image.base {
-            let manner = known.mode.word();
-            let error = DaemonError::new(format!(
-                "{name} is attached already: {device} ({manner}{of}) waits, as its daemon was killed"
-            ));
-            return Err(error.with_hint(&format!(
-                "Go on with that device: {}\nOr give up what {device} has not written: ringmill detach --force {device}",
-                known.command.join(" ")
-            )));
+            return Err(waits(known, name, &of));
         }
         return Ok(Some(known));
     }
     Ok(None)
+}
+
+/// The error for an image whose device waits for another command. `of`: the name that it has there, in words.
+pub(crate) fn waits(known: &Attached, name: &str, of: &str) -> DaemonError {
+    let (device, manner) = (known.device.display(), known.mode.word());
+    let error = DaemonError::new(format!(
+        "{name} is attached already: {device} ({manner}{of}) waits, as its daemon was killed"
+    ));
+    error.with_hint(&format!(
+        "Go on with that device: {}\nOr give up what {device} has not written: ringmill detach --force {device}",
+        known.command.join(" ")
+    ))
 }
 
 /// The error for an image that is not the one that a device was made of.
