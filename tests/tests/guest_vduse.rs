@@ -85,6 +85,9 @@ qcow2=driver=qcow2,node-name=disk,file.driver=file,file.filename=/tmp/disk.qcow2
 device=type=vduse-blk,node-name=disk,name=d0,writable=on
 queues=num-queues=2,iothread.0=io0,iothread.1=io1
 zeroes="--object iothread,id=io0 --object iothread,id=io1 --blockdev null-co,node-name=disk,size=67108864"
+# Another user has taken the names of the daemon's folders.
+mkdir /dev/shm/ringmill-vduse-0 /dev/shm/ringmill-0
+chown 65534 /dev/shm/ringmill-vduse-0 /dev/shm/ringmill-0
 storage --blockdev $qcow2 --export $device,$queues,id=e
 until_true vdpa dev add name d0 mgmtdev vduse
 serving
@@ -109,9 +112,10 @@ ctl quit
 until_true grep -q '/dev/vduse/d0 is on the vDPA bus and stays' /tmp/log
 refused 'it has num-queues=2, queue-size=256, logical-block-size=512 and writable=on' \
     ringmill storage-daemon $zeroes --export $device,id=e
-mv /dev/shm/ringmill-vduse-0/d0 /tmp/record
+record=$(echo /dev/shm/ringmill-vduse-0-*/d0)
+mv $record /tmp/record
 refused 'there is no record of its requests' ringmill storage-daemon $zeroes --export $device,$queues,id=e
-mv /tmp/record /dev/shm/ringmill-vduse-0/d0
+mv /tmp/record $record
 storage --blockdev $qcow2 --export $device,$queues,id=e
 wait_for_requests 100
 end_checked_load
@@ -133,7 +137,8 @@ verify --verify_only=1
 vdpa dev del d0
 ctl quit
 until_true test ! -e /dev/vduse/d0
-[ ! -e /dev/shm/ringmill-vduse-0/d0 ]
+[ ! -e $record ]
+grep 'no journals of qcow2 images' /tmp/log && exit 1
 echo all is well
 "#);
 }

@@ -42,7 +42,8 @@ pub use drivers::KeySlots;
 pub use drivers::http::probe::probe_url;
 pub use drivers::qcow2::{
     CheckFailure, Checked, CreateQcow2, Damage, DirtyImage, JournalState, LeftJournal, OverlayFile,
-    Repair, check_qcow2, create_qcow2, create_qcow2_beside, left_journals, remove_left_journal,
+    Repair, check_qcow2, create_qcow2, create_qcow2_beside, left_journals, private_folder,
+    remove_left_journal,
 };
 pub use drivers::throttle;
 pub use error::{LEFT_LOCKED, OpenError};

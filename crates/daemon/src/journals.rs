@@ -7,7 +7,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use block::NodeRegistry;
+use block::{NodeRegistry, private_folder};
 use nix::unistd::Uid;
 use sandbox::Identity;
 
@@ -35,7 +35,7 @@ pub fn journal_folder() -> (PathBuf, u32) {
 /// Returns the folders in which daemons of this host may have journals: those of users, of services of the system, and of
 /// users' services.
 ///
-/// Such as `/dev/shm/ringmill-0`, `/run/ringmill/a/journals` and `/run/user/1000/ringmill/journals`. Folders that this
+/// Such as `/dev/shm/ringmill-0`, or `/dev/shm/ringmill-0-PID` if that name was taken, `/run/ringmill/a/journals` and `/run/user/1000/ringmill/journals`. Folders that this
 /// process may not look into are left out, but not what is known to be in them.
 pub fn journal_folders() -> Vec<PathBuf> {
     let below = |folder: &Path| {
@@ -46,7 +46,7 @@ pub fn journal_folders() -> Vec<PathBuf> {
     let is_users = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());
         let user = name.and_then(|name| name.strip_prefix("ringmill-"));
-        user.is_some_and(|user| user.parse::<u32>().is_ok())
+        user.is_some_and(|user| user.split('-').all(|number| number.parse::<u32>().is_ok()))
     };
     let services = below(Path::new("/run"));
     let instances: Vec<_> = services.iter().flat_map(|service| below(service)).collect();
@@ -71,7 +71,7 @@ impl Home {
         let first = given.as_ref().and_then(|given| std::env::split_paths(given).next());
         let folder = match first {
             Some(given) if given.is_absolute() => given.join(FOLDER),
-            _ => Path::new(SHARED).join(format!("ringmill-{user}")),
+            _ => private_folder(Path::new(SHARED), &format!("ringmill-{user}"), user.as_raw()),
         };
         Home { folder, user, besides: None }
     }

@@ -73,7 +73,8 @@ pub(super) struct Record {
 
 /// Returns the folder of the files of this process' user.
 pub fn record_folder() -> PathBuf {
-    PathBuf::from(format!("/dev/shm/ringmill-vduse-{}", Uid::effective()))
+    let user = Uid::effective();
+    block::private_folder(Path::new("/dev/shm"), &format!("ringmill-vduse-{user}"), user.as_raw())
 }
 
 impl Record {

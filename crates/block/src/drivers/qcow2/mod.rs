@@ -89,7 +89,9 @@ pub use self::dirty::DirtyImage;
 pub use self::engine::{Checked, Repair};
 pub(crate) use self::header::is_qcow2;
 pub(crate) use self::journal::Journals;
-pub use self::journal::{JournalState, LeftJournal, left_journals, remove_left_journal};
+pub use self::journal::{
+    JournalState, LeftJournal, left_journals, private_folder, remove_left_journal,
+};
 pub use self::layout::{CreateQcow2, create_qcow2, create_qcow2_beside};
 pub(crate) use self::open::{Below, ImplicitBacking, Opening, probe};
 pub use self::origin::OverlayFile;

@@ -69,6 +69,32 @@ pub(super) fn check_owner(found: &Stat, user: u32) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
 }
 
+/// Returns the path of a user's own folder in a folder where all users make theirs, such as `/dev/shm`.
+///
+/// The folder is called `name`. Another user may have taken that name, to keep this one out: then it is called `name-PID`,
+/// by the process that made it. A folder counts if it is the user's, or this process', and without access for others. If
+/// there is none, the path is that of one to be made.
+#[must_use]
+pub fn private_folder(parent: &Path, name: &str, user: u32) -> PathBuf {
+    let is_own = |path: &PathBuf| lstat(path).is_ok_and(|found| check_owner(&found, user).is_ok());
+    let first = parent.join(name);
+    if is_own(&first) {
+        return first;
+    }
+    let prefix = format!("{name}-");
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let others = entries.filter(|entry| {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(&prefix));
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    });
+    let free = || match lstat(&first) {
+        Err(Errno::NOENT) => first.clone(),
+        _ => parent.join(format!("{prefix}{}", std::process::id())),
+    };
+    others.map(|entry| entry.path()).filter(is_own).min().unwrap_or_else(free)
+}
+
 impl Journals {
     /// The journals in that folder, which belongs to that user alone: the user of this process, or the one that
     /// this process, as root, will change to.

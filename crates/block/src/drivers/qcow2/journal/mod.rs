@@ -30,6 +30,7 @@ use self::folder::Folder;
 pub(super) use self::folder::Found;
 pub(crate) use self::folder::Journals;
 pub(super) use self::folder::name;
+pub use self::folder::private_folder;
 pub(super) use self::kept::{Keeper, KeptFile};
 pub use self::left::{JournalState, LeftJournal, left_journals, remove_left_journal};
 pub(super) use self::of_image::Superseded;
@@ -191,6 +192,33 @@ mod tests {
     use super::*;
     use crate::drivers::qcow2::steps::Sectors;
     use crate::image_place::ImagePlace;
+
+    #[test]
+    fn a_taken_name_keeps_no_user_out() {
+        let parent = Folder::new("private");
+        let at = |name: &str| parent.0.join(name);
+        let make = |path: &std::path::Path, mode| {
+            std::fs::create_dir(path).unwrap();
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        make(&parent.0, 0o700);
+        let found = || private_folder(&parent.0, "r-1", me());
+        assert_eq!(found(), at("r-1"));
+        make(&at("r-1"), 0o777);
+        let own = at(&format!("r-1-{}", std::process::id()));
+        assert_eq!(found(), own);
+        // Of other processes: one that others reach, one that is no folder, and one of another name.
+        make(&at("r-1-1"), 0o777);
+        std::os::unix::fs::symlink(&parent.0, at("r-1-2")).unwrap();
+        make(&at("r-1-x"), 0o700);
+        assert_eq!(found(), own);
+        make(&at("r-1-3"), 0o700);
+        assert_eq!(found(), at("r-1-3"));
+        std::fs::remove_dir(at("r-1")).unwrap();
+        assert_eq!(found(), at("r-1-3"), "it is in use");
+        make(&at("r-1"), 0o700);
+        assert_eq!(found(), at("r-1"));
+    }
 
     struct Folder(PathBuf);
 
