@@ -605,9 +605,10 @@ impl EventLoop {
     /// Stops watching a descriptor.
     ///
     /// The handler is not called again, not even for events that have fired. Its memory is freed when a call
-    /// in progress returns.
+    /// in progress returns. A handler of another loop stays.
     pub fn remove_handler(&self, id: HandlerId) {
-        let removed = self.0.handlers.borrow_mut().remove(id);
+        let Some(slot) = self.0.handlers.borrow().slot_of(id) else { return };
+        let removed = self.0.handlers.borrow_mut().remove(slot);
         if let Some((entry, armed)) = removed {
             if entry.source.in_set.replace(false) {
                 trace!(probes::poll_remove(self.trace_ctx(), entry.trace_node(), entry.raw_fd()));
@@ -616,7 +617,7 @@ impl EventLoop {
                 }
             }
             if armed {
-                let poll = UserData::Poll(id.0).pack();
+                let poll = UserData::Poll(slot).pack();
                 self.push(RingOp::PollRemove { user_data: poll }, UserData::Ignored);
             }
         }
@@ -632,14 +633,19 @@ impl EventLoop {
     }
 
     pub(crate) fn is_leaving(&self, id: HandlerId) -> bool {
-        self.0.handlers.borrow().is_leaving(id.0)
+        let handlers = self.0.handlers.borrow();
+        handlers.slot_of(id).is_some_and(|slot| handlers.is_leaving(slot))
     }
 
     /// Calls a handler in the next iteration, with or without an event.
     ///
     /// The handler is called as if it had returned [`Progress::More`](crate::Progress::More).
     pub fn call_again(&self, id: HandlerId) {
-        self.0.handlers.borrow_mut().list_ready(id.0);
+        let mut handlers = self.0.handlers.borrow_mut();
+        if let Some(slot) = handlers.slot_of(id) {
+            handlers.list_ready(slot);
+        }
+        drop(handlers);
         self.0.shared.notify();
     }
 

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::polling::policy::SourceState;
 use crate::ring::{RingOp, is_transient};
@@ -93,9 +94,16 @@ pub enum Trigger {
     Level,
 }
 
-/// Identifies a handler of a loop. Never reused.
+/// Identifies a handler. Unique for the life of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HandlerId(pub(crate) SlotId);
+pub struct HandlerId {
+    slot: SlotId,
+    /// The loop's [`Handlers::id`].
+    of: u32,
+}
+
+/// Distinguishes the loops of a process.
+static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
 /// A handler with its state.
 pub(crate) struct Entry {
@@ -135,8 +143,8 @@ pub(crate) struct Source {
 }
 
 /// A loop's handlers.
-#[derive(Default)]
 pub(crate) struct Handlers {
+    id: u32,
     slots: Slots<Rc<Entry>>,
     /// Descriptors of removed handlers with a poll that has not ended. A queued poll that the kernel has not
     /// seen must not find another file under that number.
@@ -147,6 +155,14 @@ pub(crate) struct Handlers {
     pub(crate) ready: Vec<SlotId>,
     /// The polling set.
     pub(crate) polling: Vec<SlotId>,
+}
+
+impl Default for Handlers {
+    fn default() -> Self {
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let (slots, leaving, to_arm, ready, polling) = Default::default();
+        Handlers { id, slots, leaving, to_arm, ready, polling }
+    }
 }
 
 impl Handlers {
@@ -169,7 +185,12 @@ impl Handlers {
         });
         let (id, _) = self.slots.insert(entry);
         self.to_arm.push(id);
-        HandlerId(id)
+        HandlerId { slot: id, of: self.id }
+    }
+
+    /// The slot of a handler. `None`: the handler is another loop's.
+    pub(crate) fn slot_of(&self, id: HandlerId) -> Option<SlotId> {
+        (id.of == self.id).then_some(id.slot)
     }
 
     pub(crate) fn get(&self, id: SlotId) -> Option<&Rc<Entry>> {
@@ -178,12 +199,12 @@ impl Handlers {
 
     /// Removes a handler. Pending events have an older generation and are ignored. Returns the handler,
     /// since its callback may be running, and whether a poll must be stopped.
-    pub(crate) fn remove(&mut self, id: HandlerId) -> Option<(Rc<Entry>, bool)> {
-        let entry = self.slots.remove(id.0)?;
-        self.polling.retain(|other| *other != id.0);
+    pub(crate) fn remove(&mut self, id: SlotId) -> Option<(Rc<Entry>, bool)> {
+        let entry = self.slots.remove(id)?;
+        self.polling.retain(|other| *other != id);
         let armed = entry.armed.get();
         if armed {
-            self.leaving.push((id.0, entry.fd.clone()));
+            self.leaving.push((id, entry.fd.clone()));
         }
         Some((entry, armed))
     }
@@ -253,6 +274,7 @@ impl Handlers {
 
     /// Ids of all handlers, for shutting down.
     pub(crate) fn ids(&self) -> Vec<HandlerId> {
-        self.slots.ids().into_iter().map(HandlerId).collect()
+        let of = self.id;
+        self.slots.ids().into_iter().map(|slot| HandlerId { slot, of }).collect()
     }
 }

@@ -227,6 +227,22 @@ fn removal_while_the_poll_is_in_flight() {
 }
 
 #[test]
+fn removal_by_another_loop_changes_nothing() {
+    for ((name, event_loop), (_, other)) in loops().zip(loops()) {
+        let (fd, count, theirs) = (eventfd(), Count::new(), Count::new());
+        let id = event_loop.add_handler(fd.clone(), 1, Trigger::Edge, count.clone());
+        other.add_handler(fd.clone(), 1, Trigger::Edge, theirs.clone());
+        other.remove_handler(id);
+        other.call_again(id);
+        other.run_once(false).unwrap();
+        assert_eq!(theirs.calls.get(), 0, "{name}");
+        signal(&fd);
+        turn_until(&event_loop, name, || count.calls.get() == 1);
+        turn_until(&other, name, || theirs.calls.get() == 1);
+    }
+}
+
+#[test]
 fn removal_from_inside_its_own_callback() {
     for (name, event_loop) in loops() {
         event_loop.run_once(false).unwrap();
