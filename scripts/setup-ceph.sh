@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs Ceph's monitor, OSD and tools for the tests of driver rbd: Debian's packages, some 270 MB. The tests start a
-# cluster of one node each, as the user that they run as. scripts/setup-tests.sh calls this.
+# Installs Ceph's monitor, OSD, object store and tools for the tests of drivers rbd and s3: Debian's packages, some
+# 300 MB. The tests start a cluster of one node each, as the user that they run as. scripts/setup-tests.sh calls this.
 set -eu
 
-packages="ceph-common ceph-mon ceph-osd librbd1"
+packages="ceph-common ceph-mon ceph-osd librbd1 radosgw"
 sudo=
 [ "$(id -u)" = 0 ] || sudo=sudo
 

@@ -1,6 +1,8 @@
 //! A Ceph cluster of one node: a monitor, and an OSD on a file.
 
 use std::fs;
+use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{self, Signal};
@@ -33,7 +35,7 @@ impl Ceph {
     ///
     /// The cluster does not start.
     pub fn start() -> Option<Ceph> {
-        if !std::path::Path::new("/usr/bin/ceph-mon").exists() {
+        if !Path::new("/usr/bin/ceph-mon").exists() {
             untested(Needs::Ceph, "a cluster takes ceph-mon, which scripts/setup-ceph.sh installs");
             return None;
         }
@@ -138,6 +140,34 @@ impl Ceph {
         fs::write(self.scratch.path("ceph.client.vm.keyring"), text).expect("a file");
     }
 
+    /// Starts an object store on the cluster. `None`: radosgw is not installed.
+    ///
+    /// # Panics
+    ///
+    /// The store does not start.
+    pub fn object_store(&self) -> Option<ObjectStore> {
+        if !Path::new("/usr/bin/radosgw").exists() {
+            untested(
+                Needs::Ceph,
+                "an object store takes radosgw, which scripts/setup-ceph.sh installs",
+            );
+            return None;
+        }
+        let port = Port::new();
+        let log = fs::File::create(self.scratch.path("radosgw.log")).expect("a log");
+        let mut radosgw = command(&self.scratch, "radosgw");
+        radosgw.args(["-f", "-n", "client.admin"]);
+        radosgw.arg(format!("--rgw_frontends=beast endpoint=127.0.0.1:{}", port.number()));
+        let child = radosgw.stdout(Stdio::null()).stderr(log).spawn().expect("it can be run");
+        let store = ObjectStore { child, port };
+        let user = ["user", "create", "--uid", "vm", "--display-name", "vm"];
+        let key =
+            ["--access-key", ObjectStore::ACCESS_KEY, "--secret-key", ObjectStore::SECRET_KEY];
+        succeed(command(&self.scratch, "radosgw-admin").args(user).args(key));
+        eventually("the object store", || TcpStream::connect(store.address()).ok());
+        Some(store)
+    }
+
     /// Returns the path of a file in the cluster's folder: `ceph.conf`.
     pub fn conf(&self) -> String {
         self.scratch.path("ceph.conf").display().to_string()
@@ -179,6 +209,53 @@ impl Drop for Ceph {
     }
 }
 
+/// Ceph's object store, with a user. It ends when it is dropped.
+#[derive(Debug)]
+pub struct ObjectStore {
+    child: Child,
+    port: Port,
+}
+
+impl ObjectStore {
+    /// The user's key.
+    pub const ACCESS_KEY: &str = "AKIARINGMILL";
+    /// The same, which is secret.
+    pub const SECRET_KEY: &str = "5ec3e7/5ec3e7+5ec3e7/5ec3e7+5ec3e7/5ec3e";
+
+    fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port.number())
+    }
+
+    /// Returns the store's URL.
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.address())
+    }
+
+    /// Puts a file under an encoded path: `bucket/key`. Without a file, makes the bucket. `header`: one more.
+    ///
+    /// # Panics
+    ///
+    /// The store refuses it.
+    pub fn put(&self, path: &str, file: Option<&Path>, header: &str) {
+        let mut curl = tied_command(&tool("curl"));
+        curl.args(["--silent", "--show-error", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3"]);
+        curl.args(["--user", &format!("{}:{}", ObjectStore::ACCESS_KEY, ObjectStore::SECRET_KEY)]);
+        curl.args(["-H", "x-amz-content-sha256: UNSIGNED-PAYLOAD", "-H", header]);
+        match file {
+            Some(file) => curl.arg("--upload-file").arg(file),
+            None => curl.args(["-X", "PUT"]),
+        };
+        succeed(curl.arg(format!("{}/{path}", self.endpoint())));
+    }
+}
+
+impl Drop for ObjectStore {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 fn uuid() -> String {
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").expect("a number");
     uuid.trim().to_owned()
@@ -200,6 +277,7 @@ fn configuration(scratch: &Scratch, id: &str, address: &str) -> String {
         auth client required = cephx
         osd pool default size = 1
         osd pool default min size = 1
+        osd pool default pg num = 8
         mon allow pool size one = true
         osd crush chooseleaf type = 0
         [client.{USER}]

@@ -33,7 +33,7 @@ pub mod walkthrough;
 pub mod wire;
 
 pub use blk_client::{BlkClient, Completion, MEMORY_AT, Reply, Request, Segment, request};
-pub use ceph::Ceph;
+pub use ceph::{Ceph, ObjectStore};
 pub use deny::{run_program, run_without};
 pub use firmware::{Firmware, boot_disk};
 pub use fuse::can_mount;

@@ -106,6 +106,7 @@ mod ready;
 mod reopen;
 mod reopen_images;
 mod resize;
+mod s3;
 mod sandbox;
 mod serve;
 mod service_manager;

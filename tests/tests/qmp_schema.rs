@@ -44,6 +44,7 @@ const OURS: &[&str] = &[
     "blockdev-add/https/force-range",
     "blockdev-add/https/open-timeout",
     "blockdev-add/https/reconnect-delay",
+    "blockdev-add/driver=s3",
     "blockdev-add/blkdebug/take-child-perms[]",
     "query-block-exports-> []/io-status",
     "query-block-exports-> []/drives",

@@ -42,14 +42,15 @@ fn cluster() -> Option<Ceph> {
     Ceph::start().inspect(create_disk)
 }
 
-/// A test on a cluster of many, which makes the image `disk`.
+/// A test on a cluster of many, which makes the image `disk`, or none.
 type Case = fn(&Ceph);
 
 /// A cluster takes longer to start than each of these.
 #[test]
 fn one_cluster_serves_many_daemons() {
     let Some(ceph) = Ceph::start() else { return };
-    let cases: [(&str, Case); 6] = [
+    let cases: [(&str, Case); 7] = [
+        ("objects", crate::s3::objects_are_read),
         ("copied", an_image_is_copied_mapped_zeroed_and_read_back),
         ("snapshot", a_snapshot_is_read_and_not_written),
         ("resized", images_are_created_resized_and_removed),
@@ -61,7 +62,8 @@ fn one_cluster_serves_many_daemons() {
     let mut last = None;
     for (name, case) in cases {
         println!("case {name}");
-        if let Some(last) = last.replace(name).filter(|last| *last != "thirty") {
+        if let Some(last) = last.replace(name).filter(|last| !["thirty", "objects"].contains(last))
+        {
             ceph.rbd(&["rename", "disk", last]);
         }
         case(&ceph);

@@ -39,13 +39,13 @@ pub use amend::{AmendContext, AmendKind, Amending, Amendment};
 pub use connections::{ConnectContext, Connections, Credentials};
 pub use create::{Blocking, CreateContext, CreateKind, Creating, NewImage, OnThread};
 pub use drivers::KeySlots;
-pub use drivers::http::probe::probe_url;
 pub use drivers::qcow2::{
     CheckFailure, Checked, CreateQcow2, Damage, DirtyImage, JournalState, LeftJournal, OverlayFile,
     Repair, check_qcow2, create_qcow2, create_qcow2_beside, left_journals, private_folder,
     remove_left_journal,
 };
 pub use drivers::throttle;
+pub use drivers::web::probe::probe_url;
 pub use error::{LEFT_LOCKED, OpenError};
 pub use format::Format;
 pub use image_place::ImagePlace;

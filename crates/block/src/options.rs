@@ -3,6 +3,7 @@
 mod elsewhere;
 mod read;
 mod rows;
+mod url;
 mod write;
 
 pub(crate) use self::read::common_names;
@@ -10,13 +11,14 @@ pub use self::read::{
     Inherited, node_options, node_shape, read_blockdev, read_blockdevs, read_ref, ref_shape,
 };
 pub use self::rows::{Child, ChildValue, Draft, ImageDraft, NodeDraft, file_row, write_options};
+pub use self::url::{UrlOptions, is_url};
 pub use self::write::{blockdev_option, write_ref};
 pub use crate::driver::Driver;
 pub use crate::drivers::blkdebug::settings::{
     BlkdebugOptions, Effect, Event, InjectError, IoType, MILLION, SetState, errno_from_number,
 };
 pub use crate::drivers::file::options::{Aio, FileOptions, Locking};
-pub use crate::drivers::http::options::{HttpOptions, Scheme, is_url};
+pub use crate::drivers::http::options::{HttpOptions, Scheme};
 pub use crate::drivers::nbd::options::{NbdOptions, NbdServerAddr};
 pub use crate::drivers::null::NullOptions;
 pub use crate::drivers::qcow2::caches::CacheSizes;
@@ -24,7 +26,9 @@ pub use crate::drivers::qcow2::encrypt::Encrypt;
 pub use crate::drivers::qcow2::options::{Backing, Qcow2Options};
 pub use crate::drivers::raw::options::RawOptions;
 pub use crate::drivers::rbd::options::{AuthMode, RbdOptions};
+pub use crate::drivers::s3::options::{AddressingStyle, S3Options};
 pub use crate::drivers::throttle::options::ThrottleOptions;
+pub use crate::drivers::web::WebOptions;
 
 /// One `--blockdev`: name, options of all drivers, and the driver's own.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -22,7 +22,15 @@ const TAG: &str = "\"one\"";
 
 fn options(url: &str) -> HttpOptions {
     // The tests name what they wait for.
-    HttpOptions { reconnect_delay: 0, readahead: 0, ..HttpOptions::of_url(url).unwrap() }
+    let mut http = HttpOptions::of_url(url).unwrap();
+    http.web = WebOptions { reconnect_delay: 0, readahead: 0, ..http.web };
+    http
+}
+
+fn with(url: &str, change: impl FnOnce(&mut WebOptions)) -> HttpOptions {
+    let mut http = options(url);
+    change(&mut http.web);
+    http
 }
 
 fn node(http: HttpOptions) -> BlockdevOptions {
@@ -130,12 +138,12 @@ fn opening_waits_for_a_server_as_long_as_open_timeout_says() {
         1 => Answer::Close(Vec::new()),
         _ => part(asked, &image, TAG),
     });
-    let mut rig = open(HttpOptions { open_timeout: 600, ..options(&server.url("/a")) });
+    let mut rig = open(with(&server.url("/a"), |web| web.open_timeout = 600));
     assert!(rig.read(0, 512, 0).unwrap() == content[..512]);
     // What stays as it is, or takes longer, is an error at once.
     for (status, headers) in [("404 Not Found", ""), ("503 Busy", "Retry-After: 601\r\n")] {
         let server = WebServer::start(move |_| answer(status, headers, b""));
-        let why = refused(HttpOptions { open_timeout: 600, ..options(&server.url("/a")) });
+        let why = refused(with(&server.url("/a"), |web| web.open_timeout = 600));
         assert!(why.contains("returned error: "), "{why}");
         assert_eq!(server.asked().len(), 1);
     }
@@ -230,7 +238,7 @@ fn no_byte_of_another_content_is_read() {
             _ => other(asked, &changed),
         });
         // Waiting does not help.
-        let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+        let mut rig = open(with(&server.url("/a"), |web| web.reconnect_delay = 600));
         assert!(rig.read(0, 4096, 0).unwrap() == content[..4096]);
         assert_eq!(rig.read(4096, 4096, 0), Err(Errno::EIO));
         assert_eq!(rig.read(0, 4096, 0), Err(Errno::EIO));
@@ -317,7 +325,7 @@ fn answers_against_the_rules_fail_at_once() {
             1 => wrong(asked, image),
             _ => part(asked, image, TAG),
         });
-        let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+        let mut rig = open(with(&server.url("/a"), |web| web.reconnect_delay = 600));
         assert_eq!(rig.read(4096, 4096, 0), Err(Errno::EIO), "answer {nth}");
         assert_eq!(server.asked().len(), 2, "answer {nth} is not asked for again");
         assert!(rig.read(4096, 4096, 0).unwrap() == content[4096..8192], "answer {nth}");
@@ -350,7 +358,7 @@ fn a_busy_server_is_asked_again_when_it_says() {
         2 => answer("429 Too Many Requests", "Retry-After: 0\r\n", b""),
         _ => part(asked, image, TAG),
     });
-    let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+    let mut rig = open(with(&server.url("/a"), |web| web.reconnect_delay = 600));
     let begun = Instant::now();
     assert!(rig.read(0, 4096, 0).unwrap() == content[..4096]);
     assert!(begun.elapsed() >= Duration::from_secs(2));
@@ -358,12 +366,12 @@ fn a_busy_server_is_asked_again_when_it_says() {
 
     // A server does not make a loop of it.
     let (server, _) = after_opening(|_, _| answer("503 Slow Down", "Retry-After: 0\r\n", b""));
-    let mut rig = open(HttpOptions { reconnect_delay: 2, ..options(&server.url("/a")) });
+    let mut rig = open(with(&server.url("/a"), |web| web.reconnect_delay = 2));
     assert_eq!(rig.read(0, 4096, 0), Err(Errno::EIO));
     assert!(server.asked().len() <= 5, "{:?}", server.asked());
 
     let (server, _) = after_opening(|_, _| answer("503 Slow Down", "Retry-After: 900\r\n", b""));
-    let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+    let mut rig = open(with(&server.url("/a"), |web| web.reconnect_delay = 600));
     let begun = Instant::now();
     assert_eq!(rig.read(0, 4096, 0), Err(Errno::EIO), "that is later than the delay");
     assert!(begun.elapsed() < Duration::from_secs(300));
@@ -372,7 +380,7 @@ fn a_busy_server_is_asked_again_when_it_says() {
 #[test]
 fn requests_wait_for_a_server_that_is_away_and_then_fail() {
     let (mut server, content) = good();
-    let mut rig = open(HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) });
+    let mut rig = open(with(&server.url("/a"), |web| web.reconnect_delay = 600));
     rig.read(0, 512, 0).unwrap();
     server.stop();
     let tags: Vec<_> =
@@ -388,7 +396,7 @@ fn requests_wait_for_a_server_that_is_away_and_then_fail() {
         assert!(bytes(&bufs) == content[nth * 512..][..512]);
     }
 
-    let mut rig = open(HttpOptions { reconnect_delay: 2, ..options(&server.url("/a")) });
+    let mut rig = open(with(&server.url("/a"), |web| web.reconnect_delay = 2));
     let mut hasty = open(options(&server.url("/a")));
     server.stop();
     let begun = Instant::now();
@@ -404,7 +412,7 @@ fn requests_wait_for_a_server_that_is_away_and_then_fail() {
 #[test]
 fn a_request_that_is_not_to_wait_fails() {
     let (mut server, _) = good();
-    let http = HttpOptions { reconnect_delay: 600, ..options(&server.url("/a")) };
+    let http = with(&server.url("/a"), |web| web.reconnect_delay = 600);
     let opened = NodeRegistry::new().open(&node(http)).unwrap();
     let mut rig = Connected::new(opened.clone());
     rig.read(0, 512, 0).unwrap();
@@ -426,7 +434,7 @@ fn a_server_that_says_nothing_is_given_up() {
         drop(changed.wait_while(lock(state), |silent| *silent).unwrap());
         part(asked, image, TAG)
     });
-    let mut rig = open(HttpOptions { timeout: 1, ..options(&server.url("/a")) });
+    let mut rig = open(with(&server.url("/a"), |web| web.timeout = 1));
     let begun = Instant::now();
     assert_eq!(rig.read(0, 512, 0), Err(Errno::EIO));
     assert!(begun.elapsed() >= Duration::from_secs(1));
@@ -445,7 +453,7 @@ fn a_server_that_sends_byte_by_byte_is_given_up() {
             }
             (_, answer) => answer,
         });
-    let mut rig = open(HttpOptions { timeout: 1, ..options(&server.url("/a")) });
+    let mut rig = open(with(&server.url("/a"), |web| web.timeout = 1));
     assert_eq!(rig.read(0, 8192, 0), Err(Errno::EIO));
     assert!(rig.read(0, 8192, 0).unwrap() == content[..8192]);
 }
@@ -488,7 +496,7 @@ fn a_sequential_reader_finds_its_bytes_read_ahead() {
     let (server, content) = good();
     let read_all = |readahead| {
         let before = server.asked().len();
-        let mut rig = open(HttpOptions { readahead, ..options(&server.url("/a")) });
+        let mut rig = open(with(&server.url("/a"), |web| web.readahead = readahead));
         let mut at = 0;
         while at < LEN.next_multiple_of(512) {
             let len = (4 * KIB).min(LEN.next_multiple_of(512) - at);

@@ -22,6 +22,7 @@ mod policy;
 mod power;
 mod qcow2;
 mod registry;
+mod s3;
 mod throttle;
 
 /// Counts allocations, for the tests of the data path.

@@ -7,8 +7,8 @@ use crate::error::OptionError;
 /// Stands for a secret.
 const HIDDEN: char = '…';
 
-/// Returns an option without secrets: the value of each `data`, which only `--object secret` has, and of each `cookie`, and
-/// what follows `?` in each `url`, which may be a signature. Also if the name is mistyped in upper case, or with more behind
+/// Returns an option without secrets: the value of each `data`, which only `--object secret` has, of each `cookie`, and of
+/// `secret-key` and `session-token`, which `s3` does not take. Also what follows `?` in each `url`, which may be a signature. Also if the name is mistyped in upper case, or with more behind
 /// a dot.
 pub fn masked(option: &str) -> String {
     split(option).0
@@ -29,7 +29,7 @@ pub(crate) fn of(error: OptionError, option: &str) -> OptionError {
 /// Returns an option without secrets, and the secrets.
 fn split(option: &str) -> (String, Vec<&str>) {
     const URL: &str = "url";
-    const NAMES: [&str; 3] = ["data", "cookie", URL];
+    const NAMES: [&str; 5] = ["data", "cookie", "secret-key", "session-token", URL];
     let (mut shown, mut hidden, mut rest) = (String::new(), Vec::new(), option);
     let find = |text: &str| {
         let text = text.to_ascii_lowercase();
@@ -132,6 +132,10 @@ mod tests {
             (
                 r#"--blockdev {"url": "http://a/b", "cookie-secret": "s", "Cookie": "geheim"}"#,
                 r#"--blockdev {"url": "http://a/b", "cookie-secret": "s", "Cookie": "…"}"#,
+            ),
+            (
+                "--blockdev s3,secret-key=geheim,session-token=geheim,secret-key-secret=s",
+                "--blockdev s3,secret-key=…,session-token=…,secret-key-secret=s",
             ),
             (r#"--object {"data": 123, "id": "s"}"#, r#"--object {"data": …, "id": "s"}"#),
             ("--blockdev raw,data-file=f,x.data=1", "--blockdev raw,data-file=f,x.data=1"),

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use block::options::{
-    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, Discard, Driver, FileOptions, HttpOptions,
-    ImageDraft, Locking, NodeDraft, Qcow2Options, RawOptions,
+    Aio, Backing, BlockdevOptions, BlockdevRef, Cache, Discard, Driver, FileOptions, ImageDraft,
+    Locking, NodeDraft, Qcow2Options, RawOptions, UrlOptions,
 };
 
 use crate::address::check_socket_path;
@@ -42,7 +42,7 @@ pub struct ServeOptions {
     /// The image: a file, a block device or a URL.
     pub image: PathBuf,
     /// Of an image on a web server: where that is.
-    pub web: Option<Box<HttpOptions>>,
+    pub web: Option<Box<UrlOptions>>,
     /// `--object`: secrets that the options of the image refer to.
     pub secrets: Vec<SecretOptions>,
     /// `--overlay`: the image that has the writes, above one on a web server.
@@ -208,7 +208,7 @@ impl ServeOptions {
             FileOptions { filename: self.image.clone(), aio: self.aio, locking: self.locking };
         let driver = match (&self.web, kind) {
             (Some(web), ImageKind::File | ImageKind::BlockDevice) => {
-                HttpOptions::clone(web).driver()
+                UrlOptions::clone(web).driver()
             }
             (None, ImageKind::File) | (_, ImageKind::Localized) => Driver::file(file.clone()),
             (None, ImageKind::BlockDevice) => Driver::host_device(file.clone()),

@@ -1,10 +1,11 @@
-//! Secrets, LUKS headers and keys, encryption of disk sectors. No I/O.
+//! Secrets, LUKS headers and keys, encryption of disk sectors, signatures of requests. No I/O.
 
 #![forbid(unsafe_code)]
 
 pub mod cipher;
 pub mod luks;
 pub mod secret;
+pub mod sigv4;
 
 pub use zeroize::Zeroizing;
 

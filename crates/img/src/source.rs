@@ -12,8 +12,8 @@ use crate::error::Error;
 
 /// An image as a user names it.
 ///
-/// The name is a path, `json:{…}`, or a URL: `nbd://`, `nbd+unix://`, `rbd:`, `http://`, `https://`. Names in the headers
-/// of images are not read this way: those are paths.
+/// The name is a path, `json:{…}`, or a URL: `nbd://`, `nbd+unix://`, `rbd:`, `http://`, `https://`,
+/// `s3://`. Names in the headers of images are not read this way: those are paths.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Source {
     /// The name, or options as `key=value,…`.
@@ -84,7 +84,7 @@ pub(crate) struct Given {
 
 /// The drivers of bytes, which a user may give as a format.
 fn is_protocol(format: &str) -> bool {
-    ["file", "host_device", "nbd", "rbd", "http", "https"].contains(&format)
+    ["file", "host_device", "nbd", "rbd", "http", "https", "s3"].contains(&format)
 }
 
 /// Adds the drivers that QEMU adds to options: that of a file name, below and on top.
@@ -125,6 +125,7 @@ fn named(name: &str) -> Result<Object, Error> {
         Some(("host_device", path)) => {
             return Ok(object([("driver", "host_device".into()), ("filename", path.into())]));
         }
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("s3") => return s3(rest),
         Some(_) if is_url(name) => {
             let scheme = protocol.map(|(scheme, _)| scheme.to_ascii_lowercase());
             let scheme = scheme.unwrap_or_default();
@@ -145,6 +146,13 @@ fn named(name: &str) -> Result<Object, Error> {
     let is_device = metadata.is_ok_and(|metadata| metadata.file_type().is_block_device());
     let driver = if is_device { "host_device" } else { "file" };
     Ok(object([("driver", driver.into()), ("filename", path.into())]))
+}
+
+/// What follows the scheme in `s3://bucket/key`. The key is not encoded.
+fn s3(rest: &str) -> Result<Object, Error> {
+    let named = rest.strip_prefix("//").and_then(|rest| rest.split_once('/'));
+    let (bucket, key) = named.ok_or_else(|| Error::new("s3: expected s3://<bucket>/<key>"))?;
+    Ok(object([("driver", "s3".into()), ("bucket", bucket.into()), ("key", key.into())]))
 }
 
 fn object<const N: usize>(members: [(&str, Value); N]) -> Object {
@@ -320,6 +328,7 @@ mod tests {
                 r#"{"driver":"rbd","pool":"p","namespace":"ns","image":"i@x","snapshot":"s","user":"me"}"#,
             ),
             ("HTTP://h/a", r#"{"driver":"http","url":"HTTP://h/a"}"#),
+            ("s3://b/a%20/b c", r#"{"driver":"s3","bucket":"b","key":"a%20/b c"}"#),
         ] {
             let read: serde_json::Value = serde_json::from_str(&text(name)).unwrap();
             let expected: serde_json::Value = serde_json::from_str(options).unwrap();

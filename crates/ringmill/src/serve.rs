@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use block::node::Geometry;
-use block::options::HttpOptions;
+use block::options::UrlOptions;
 use block::{CreateQcow2, Credentials, Format, OverlayFile, create_qcow2, probe_url};
 use control::{
     FuseOptions, ImageKind, ObjectOptions, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions,
@@ -167,7 +167,7 @@ pub(crate) fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError>
 }
 
 /// Looks at an image on a web server, and makes a missing overlay.
-fn on_web(options: &ServeOptions, web: &HttpOptions) -> Result<Found, DaemonError> {
+fn on_web(options: &ServeOptions, web: &UrlOptions) -> Result<Found, DaemonError> {
     let there = overlay_found(options)?;
     if there == Some(OverlayFile::Whole) {
         let format = options.format.unwrap_or(ServeFormat::ProbedRaw);

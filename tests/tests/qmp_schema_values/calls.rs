@@ -111,6 +111,12 @@ pub(super) fn calls(dir: &str, tcp_port: u16, web_port: u16) -> Vec<Call> {
         rbd,
         https,
         node("http", json!({"url": url("http"), "read-only": true})),
+        // The web server serves a folder as a bucket, and asks for no key.
+        node(
+            "s3",
+            json!({"bucket": "bucket", "key": "disk.img", "read-only": true, "access-key": "anything",
+                "secret-key-secret": "sec0", "endpoint": format!("http://127.0.0.1:{web_port}")}),
+        ),
         node("file", json!({"filename": path("disk.img")})),
         node("raw", json!({"file": "d0"})),
         node("null-co", json!({})),

@@ -175,6 +175,8 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         }
         (_, "key-secret") => one(json!("sec0")),
         (_, "password-secret" | "proxy-password-secret" | "cookie-secret") => one(json!("sec0")),
+        (_, "secret-key-secret" | "session-token-secret") => one(json!("sec0")),
+        (_, "region") => one(json!("eu-west-1")),
         (_, "username" | "proxy-username" | "cookie") => one(json!("anything")),
         (_, "readahead") => one(json!(1 << 20)),
         (_, "timeout") => one(json!(7)),
@@ -304,6 +306,8 @@ fn beside(what: &str) -> Value {
         json!({"base-node": null})
     } else if what.contains("block-commit/top=") {
         json!({"top-node": null})
+    } else if is("/anonymous=true") {
+        json!({"access-key": null, "secret-key-secret": null})
     } else if what.contains("/tls-authz=") {
         json!({"tls-creds": "tls0"})
     } else if what.contains("object-add/secret/file=") {

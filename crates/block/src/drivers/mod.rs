@@ -20,8 +20,10 @@ pub(crate) mod qcow2;
 pub(crate) mod range_lock;
 pub(crate) mod raw;
 pub(crate) mod rbd;
+pub(crate) mod s3;
 pub(crate) mod snapshot_access;
 pub mod throttle;
+pub(crate) mod web;
 
 use std::sync::OnceLock;
 
@@ -39,6 +41,7 @@ static DRIVERS: &[&DriverKind] = &[
     &nbd::options::NBD,
     &http::options::HTTP,
     &http::options::HTTPS,
+    &s3::options::S3,
     &rbd::options::RBD,
     &throttle::options::THROTTLE,
     &blkdebug::options::BLKDEBUG,

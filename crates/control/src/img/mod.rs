@@ -94,8 +94,8 @@ pub(crate) static IMG: Subcommand = Subcommand {
     usage: "<command> [options]",
     help: "make, describe, copy and change images",
     about: "Does to images what qemu-img does, with its options and output. Called by the name qemu-img, the program is \
-            'ringmill img'. Formats: raw, qcow2 and luks; images: files, block devices, nbd://, rbd:, http:// and https:// \
-            URLs, options (--image-opts) and json:{...}.",
+            'ringmill img'. Formats: raw, qcow2 and luks; images: files, block devices, nbd://, rbd:, http://, https:// \
+            and s3:// URLs, options (--image-opts) and json:{...}.",
     options: Vec::new,
     letters: &[],
     commands: COMMANDS,

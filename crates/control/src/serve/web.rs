@@ -1,6 +1,6 @@
 //! Options of `serve` for an image on a web server.
 
-use block::options::{HttpOptions, is_url};
+use block::options::{UrlOptions, is_url};
 
 use super::ServeOptions;
 use crate::error::OptionError;
@@ -29,13 +29,13 @@ pub(super) const LOCALIZE_SPEED: Field<ServeOptions> =
 pub(super) const URL_OPTS: Field<ServeOptions> = Row::optional(
     "url-opts",
     "the driver's defaults",
-    "options of the driver, http or https, for an image on a web server: username=u,password-secret=s,timeout=9",
+    "options of the driver, http, https or s3, for an image on a web server: username=u,password-secret=s,timeout=9",
 )
 .of(Kind::Structure {
     meta: "<option>=<value>[,...]",
     syntax: Syntax::KeyvalOrJson,
     implied: None,
-    shape: || Shape::Object(HttpOptions::more_members()),
+    shape: || Shape::Object(UrlOptions::more_members()),
     read: |serve, given, at| match serve.web.take() {
         Some(web) => put(&mut serve.web, Some(Box::new(web.with(given, at)?))),
         None => Err(OptionError::new("--url-opts: the image is not a URL")),
@@ -73,7 +73,7 @@ pub(super) const OBJECT: Field<ServeOptions> =
 /// Takes an image's name for a URL, if it is one.
 pub(crate) fn start(mut serve: ServeOptions) -> Result<ServeOptions, OptionError> {
     if let Some(url) = serve.image.to_str().filter(|image| is_url(image)) {
-        serve.web = Some(Box::new(HttpOptions::of_url(url)?));
+        serve.web = Some(Box::new(UrlOptions::of_url(url)?));
     }
     Ok(serve)
 }

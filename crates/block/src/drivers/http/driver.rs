@@ -1,129 +1,99 @@
-//! What a node of an image on a web server is to the rest of the daemon.
-
-use std::any::Any;
-use std::path::Path;
-use std::sync::Arc;
+//! What `http` and `https` are, of images on web servers.
 
 use ::options::{Object, Value, table};
+use crypto::Secret;
+use reqwest::Url;
+use reqwest::header::{AUTHORIZATION, COOKIE, HeaderMap};
+use std::time::SystemTime;
 
-use super::client::{Access, proxy_ports};
-use super::image::Image;
-use super::node::HttpNode;
-use super::options::{HttpOptions, check_readahead};
-use super::source::Source;
-use super::thread::Web;
-use crate::connections::ConnectContext;
-use crate::driver::{
-    BlockDriver, Connecting, Description, DriverKind, HandOver, Layer, Look, Needs, NeverInactive,
-    NotReopened, OpenContext, Reopened,
-};
+use super::options::HttpOptions;
+use crate::connections::Credentials;
+use crate::driver::DriverKind;
+use crate::drivers::web::{Access, Failure, Refusal, Service, WebImage, WebOptions, hidden};
 use crate::error::OpenError;
-use crate::node::BlockNode;
-use crate::options::BlockdevOptions;
 
-/// A host that stands for any name: a redirect or a proxy may have one.
-const ANY_NAME: &str = "redirect.invalid";
+impl WebImage for HttpOptions {
+    /// QEMU's words.
+    const NO_WRITES: &str = "curl driver does not support writes";
+    /// The usual ports.
+    const REDIRECTS: &[u16] = &[80, 443];
 
-/// An image that was found on its server, for a node.
-pub(super) struct Opened {
-    pub(super) source: Source,
-    pub(super) web: Arc<Web>,
-}
-
-impl BlockDriver for HttpOptions {
-    fn kind(&self) -> &'static DriverKind {
+    fn line(&self) -> &'static DriverKind {
         self.scheme.kind()
     }
 
-    fn write(&self) -> Object {
+    fn written(&self) -> Object {
         table::write(self.scheme.fields(), &mut self.clone())
     }
 
-    crate::children!();
-
-    fn layer(&self) -> Layer {
-        Layer::Storage
+    fn shared(&self) -> &WebOptions {
+        &self.web
     }
 
-    fn objects(&self) -> Vec<(&'static str, &str)> {
-        let secrets = [&self.password_secret, &self.proxy_password_secret, &self.cookie_secret];
-        secrets.into_iter().flatten().map(|id| ("secret", id.as_str())).collect()
+    fn server(&self) -> (&str, u16) {
+        (&self.host, self.port)
     }
 
-    fn needs(&self) -> Needs<'_> {
-        // A redirect leads to the usual ports.
-        let redirects = [80, 443].map(|port| (ANY_NAME, port));
-        let proxies = proxy_ports().into_iter().map(|port| (ANY_NAME, port));
-        let own = [(self.host.as_str(), self.port)];
-        Needs { servers: own.into_iter().chain(redirects).chain(proxies).collect(), ..Needs::NONE }
-    }
-
-    fn hand_over(&self) -> HandOver {
-        HandOver::AtOnce
-    }
-
-    fn look(&mut self, _look: Look) -> Result<(), NeverInactive> {
-        Ok(())
+    fn secrets(&self) -> Vec<&str> {
+        [&self.password_secret, &self.cookie_secret].into_iter().flatten().map(|id| &**id).collect()
     }
 
     /// Without `cookie`, which is secret.
-    fn describe(&self, _child: Option<&str>) -> Description {
-        let mut options = vec![("url".to_owned(), Value::from(self.url.as_str()))];
-        if !self.sslverify {
-            options.push(("sslverify".to_owned(), false.into()));
-        }
+    fn named(&self) -> (Option<String>, Vec<(&'static str, Value)>) {
         let texts = [
             ("username", &self.username),
             ("password-secret", &self.password_secret),
-            ("proxy-username", &self.proxy_username),
-            ("proxy-password-secret", &self.proxy_password_secret),
             ("cookie-secret", &self.cookie_secret),
         ];
         let given = texts.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?)));
-        options.extend(given.map(|(name, value)| (name.to_owned(), value.into())));
-        let filename = (options.len() == 1 && self.cookie.is_none()).then(|| self.url.clone());
-        Description { filename, options, specific: None }
+        let mut options = vec![("url", Value::from(self.url.as_str()))];
+        options.extend(given.map(|(name, value)| (name, value.into())));
+        let name = (options.len() == 1 && self.cookie.is_none()).then(|| self.url.clone());
+        (name, options)
     }
 
-    fn local_file(&self) -> Option<&Path> {
-        None
-    }
-
-    fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
-        check_writable(node.options())?;
-        check_readahead(self.readahead).map_err(OpenError::new)?;
-        let Opened { source, web } = node.connection()?;
-        let image = Image::new(node.name(), source, self);
-        Ok(Arc::new(HttpNode::new(Arc::new(image), web)))
-    }
-
-    fn check_reopen(&self, before: &dyn BlockDriver) -> Result<(), NotReopened> {
-        let before: &Self = before.as_any().downcast_ref().ok_or(NotReopened::Unsupported)?;
-        NotReopened::unless_kept(before, self)
-    }
-
-    /// The node keeps its connections: an option that changes has nothing to do with reading.
-    fn reopen(&self, node: &mut OpenContext<'_>) -> Result<Reopened, OpenError> {
-        check_writable(node.options())?;
-        Ok(Reopened::in_place(|| {}))
-    }
-
-    fn connect(&self, context: &ConnectContext<'_>) -> Option<Connecting> {
-        let web = Web::of(context.nodes);
-        let access = Access::new(self, context.credentials);
-        Some(Box::pin(async move {
-            let (web, access) = (web?, access?);
-            let source = web.run(Source::open(access)).await??;
-            Ok(Box::new(Opened { source, web }) as Box<dyn Any + Send>)
-        }))
+    fn access(&self, credentials: &Credentials) -> Result<Access, OpenError> {
+        let url = Url::parse(&self.url).map_err(|error| OpenError::new(format!("url: {error}")))?;
+        let secret =
+            |id: &Option<String>| id.as_deref().map(|id| credentials.secret(id)).transpose();
+        let (password, cookies) = (secret(&self.password_secret)?, secret(&self.cookie_secret)?);
+        let mut headers = HeaderMap::new();
+        if let Some(user) = &self.username {
+            let pair = [user.as_bytes(), b":", password.as_deref().map_or(&[][..], |text| text)];
+            let pair = Secret::new(pair.concat());
+            let basic = Secret::new(format!("Basic {}", crypto::secret::to_base64(&pair)).into());
+            headers.insert(AUTHORIZATION, hidden(&basic, "password-secret")?);
+        }
+        let cookies = cookies.as_deref().map(|cookies| cookies.as_slice());
+        if let Some(cookies) = cookies.or(self.cookie.as_deref().map(str::as_bytes)) {
+            headers.insert(COOKIE, hidden(cookies, "cookie")?);
+        }
+        Access::new(url, Box::new(WebServer(headers)), &self.web, credentials)
     }
 }
 
-/// The message is QEMU's.
-fn check_writable(common: &BlockdevOptions) -> Result<(), OpenError> {
-    match common.read_only || common.auto_read_only {
-        true => Ok(()),
-        false => Err(OpenError::new("curl driver does not support writes")
-            .with_hint("read-only=on opens it for reading")),
+/// A web server, with `Authorization` and `Cookie` for it.
+struct WebServer(HeaderMap);
+
+impl Service for WebServer {
+    fn authorize(&self, _url: &Url, headers: &mut HeaderMap, _now: SystemTime) {
+        headers.extend(self.0.clone());
+    }
+
+    fn redirects(&self) -> bool {
+        true
+    }
+
+    /// A body is a page for people.
+    fn longest_refusal(&self) -> usize {
+        0
+    }
+
+    fn explain(&self, failure: Failure, _refusal: &Refusal<'_>) -> Failure {
+        failure
+    }
+
+    fn user(&self) -> &'static str {
+        "username and password-secret name the user"
     }
 }

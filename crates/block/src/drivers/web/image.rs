@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::ahead::Ahead;
 use super::answer::Failure;
-use super::options::HttpOptions;
+use super::options::WebOptions;
 use super::source::{PAUSES, Source};
 use crate::node::NoWaiting;
 
@@ -45,7 +45,7 @@ struct Link {
 }
 
 impl Image {
-    pub(super) fn new(name: &str, source: Source, options: &HttpOptions) -> Image {
+    pub(super) fn new(name: &str, source: Source, options: &WebOptions) -> Image {
         Image {
             name: name.to_owned(),
             source,

@@ -14,8 +14,8 @@ pub(super) enum Remedy<'a> {
     Sandbox,
     /// The proxy, which a variable of the environment names, wants to know the user.
     ProxyUser,
-    /// The server wants to know the user.
-    User,
+    /// The server wants to know the user, whom these options name.
+    User(&'a str),
     /// The variable of the environment, and the proxy that it names, which may be wrong.
     Proxy(&'a str, &'a str),
 }
@@ -39,7 +39,9 @@ impl<'a> Remedy<'a> {
                 proxy.map(|(name, proxy)| Remedy::Proxy(name, proxy))
             }
             Failure::Lasting(_) if why.ends_with(" 407") => Some(Remedy::ProxyUser),
-            Failure::Lasting(_) if why.ends_with(" 401") => Some(Remedy::User),
+            Failure::Lasting(_) if why.ends_with(" 401") => {
+                Some(Remedy::User(access.service.user()))
+            }
             Failure::Lasting(_) | Failure::Changed(_) => None,
         }
     }
@@ -51,7 +53,7 @@ impl<'a> Remedy<'a> {
             | Remedy::Certificate
             | Remedy::Sandbox
             | Remedy::ProxyUser
-            | Remedy::User => true,
+            | Remedy::User(_) => true,
             Remedy::Proxy(..) => false,
         }
     }
@@ -66,7 +68,7 @@ impl<'a> Remedy<'a> {
             Remedy::Sandbox => "The sandbox of a daemon without a monitor lets redirects lead to ports 80 and 443 only"
                 .to_owned(),
             Remedy::ProxyUser => "proxy-username and proxy-password-secret name the user for the proxy".to_owned(),
-            Remedy::User => "username and password-secret name the user".to_owned(),
+            Remedy::User(options) => options.to_owned(),
             Remedy::Proxy(name, proxy) => format!(
                 "{name} in the daemon's environment names the proxy '{proxy}'; no_proxy lists hosts that need none"
             ),

@@ -4,8 +4,7 @@ use std::env;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crypto::Secret;
-use reqwest::header::{AUTHORIZATION, COOKIE, HeaderMap, HeaderValue};
+use reqwest::header::HeaderValue;
 use reqwest::redirect::{Action, Attempt, Policy};
 use reqwest::{Client, NoProxy, Proxy, Url};
 use rustls::client::WebPkiServerVerifier;
@@ -14,7 +13,8 @@ use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-use super::options::{HttpOptions, Scheme, shown};
+use super::options::{WebOptions, shown};
+use super::service::Service;
 use crate::connections::Credentials;
 use crate::error::OpenError;
 
@@ -26,11 +26,10 @@ const WINDOW: (u32, u32) = (1 << 20, 16 << 20);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// What it takes to ask a server for an image.
-pub(super) struct Access {
+pub(crate) struct Access {
     pub(super) client: Client,
     pub(super) url: Url,
-    /// `Authorization` and `Cookie`, for the server of `url` only.
-    pub(super) credentials: HeaderMap,
+    pub(super) service: Box<dyn Service>,
     /// Longest time without a byte.
     pub(super) patience: Duration,
     /// How long a server that does not answer is asked again at opening.
@@ -41,51 +40,41 @@ pub(super) struct Access {
 
 impl Access {
     /// Prepares a client. Reads the system's certificate authorities from the disk.
-    pub(super) fn new(
-        options: &HttpOptions,
+    pub(in crate::drivers) fn new(
+        url: Url,
+        service: Box<dyn Service>,
+        options: &WebOptions,
         credentials: &Credentials,
     ) -> Result<Access, OpenError> {
-        let HttpOptions { url, timeout, .. } = options;
-        let url = Url::parse(url).map_err(|error| OpenError::new(format!("url: {error}")))?;
-        let secret =
-            |id: &Option<String>| id.as_deref().map(|id| credentials.secret(id)).transpose();
-        let (password, cookies) =
-            (secret(&options.password_secret)?, secret(&options.cookie_secret)?);
-        let proxy_password = secret(&options.proxy_password_secret)?;
-
-        let mut headers = HeaderMap::new();
-        if let Some(user) = &options.username {
-            let pair = [user.as_bytes(), b":", password.as_deref().map_or(&[][..], |text| text)];
-            let pair = Secret::new(pair.concat());
-            let basic = Secret::new(format!("Basic {}", crypto::secret::to_base64(&pair)).into());
-            headers.insert(AUTHORIZATION, hidden(&basic, "password-secret")?);
-        }
-        let cookies = cookies.as_deref().map(|cookies| cookies.as_slice());
-        if let Some(cookies) = cookies.or(options.cookie.as_deref().map(str::as_bytes)) {
-            headers.insert(COOKIE, hidden(cookies, "cookie")?);
-        }
-
+        let scheme = Scheme::of(&url);
+        let WebOptions { timeout, proxy_username, proxy_password_secret, .. } = options;
         let patience = match timeout {
             0 => Duration::MAX,
             seconds => Duration::from_secs(*seconds),
         };
+        let redirects = match service.redirects() {
+            true => Policy::custom(follow),
+            false => Policy::none(),
+        };
         let mut client = Client::builder()
             .user_agent(concat!("ringmill/", env!("CARGO_PKG_VERSION")))
-            .redirect(Policy::custom(follow))
+            .redirect(redirects)
             .referer(false)
             .tcp_nodelay(true)
             .http2_initial_stream_window_size(WINDOW.0)
             .http2_initial_connection_window_size(WINDOW.1)
-            .tls_backend_preconfigured(tls(options)?);
+            .tls_backend_preconfigured(tls(scheme, options.sslverify)?);
         if *timeout > 0 {
             client = client.connect_timeout(patience).http2_keep_alive_interval(KEEP_ALIVE);
         }
-        if options.proxy_username.is_some() || options.proxy_password_secret.is_some() {
-            let user = options.proxy_username.as_deref().unwrap_or_default();
-            let password = proxy_password.as_deref().map_or(&[][..], |text| text);
+        if proxy_username.is_some() || proxy_password_secret.is_some() {
+            let user = proxy_username.as_deref().unwrap_or_default();
+            let password = proxy_password_secret.as_deref().map(|id| credentials.secret(id));
+            let password = password.transpose()?;
+            let password = password.as_deref().map_or(&[][..], |text| text);
             let password = std::str::from_utf8(password)
                 .map_err(|_| OpenError::new("the secret of proxy-password-secret is not text"))?;
-            for proxy in proxies(options.scheme)? {
+            for proxy in proxies(scheme)? {
                 client =
                     client.proxy(proxy.basic_auth(user, password).no_proxy(NoProxy::from_env()));
             }
@@ -94,13 +83,26 @@ impl Access {
             OpenError::new(format!("HTTP client: {}", super::source::told(error)))
         })?;
         let open_timeout = Duration::from_secs(options.open_timeout.into());
-        let proxy = proxy_of(options.scheme).map(|(name, proxy)| (name, proxy_shown(&proxy)));
-        Ok(Access { client, url, credentials: headers, patience, open_timeout, proxy })
+        let proxy = proxy_of(scheme).map(|(name, proxy)| (name, proxy_shown(&proxy)));
+        Ok(Access { client, url, service, patience, open_timeout, proxy })
+    }
+}
+
+/// How a server is reached, which decides the proxy and whether there have to be certificate authorities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scheme {
+    Http,
+    Https,
+}
+
+impl Scheme {
+    fn of(url: &Url) -> Scheme {
+        if url.scheme() == "https" { Scheme::Https } else { Scheme::Http }
     }
 }
 
 /// Returns the value of a header that no log shows.
-fn hidden(value: &[u8], option: &str) -> Result<HeaderValue, OpenError> {
+pub(in crate::drivers) fn hidden(value: &[u8], option: &str) -> Result<HeaderValue, OpenError> {
     let why = || {
         OpenError::new(format!("{option}: a header cannot have such bytes, such as a line's end"))
     };
@@ -170,13 +172,13 @@ pub(super) fn proxy_ports() -> Vec<u16> {
     found.filter_map(|(_, proxy)| proxy_url(&proxy)?.port_or_known_default()).collect()
 }
 
-fn tls(options: &HttpOptions) -> Result<ClientConfig, OpenError> {
+fn tls(scheme: Scheme, verifies: bool) -> Result<ClientConfig, OpenError> {
     let failed = |error: &dyn std::fmt::Display| OpenError::new(format!("TLS: {error}"));
     let provider = Arc::new(ring::default_provider());
-    let verifier: Arc<dyn ServerCertVerifier> = match (options.scheme, options.sslverify) {
+    let verifier: Arc<dyn ServerCertVerifier> = match verifies {
         // A redirect may lead to https.
-        (Scheme::Http | Scheme::Https, true) => {
-            let roots = Arc::new(roots(options.scheme)?);
+        true => {
+            let roots = Arc::new(roots(scheme)?);
             match roots.is_empty() {
                 true => Arc::new(Trust { provider: provider.clone(), all: false }),
                 false => WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
@@ -184,7 +186,7 @@ fn tls(options: &HttpOptions) -> Result<ClientConfig, OpenError> {
                     .map_err(|error| failed(&error))?,
             }
         }
-        (_, false) => Arc::new(Trust { provider: provider.clone(), all: true }),
+        false => Arc::new(Trust { provider: provider.clone(), all: true }),
     };
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

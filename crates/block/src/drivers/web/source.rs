@@ -15,12 +15,15 @@ use super::answer::{Failure, Identity, judge};
 use super::client::Access;
 use super::options::shown;
 use super::remedy::Remedy;
+use super::service::Refusal;
 use crate::error::OpenError;
 
 /// What is asked for to find an image. Busybox takes `0-0` for the whole image.
 const FIRST: Range<u64> = 0..512;
 /// A slower server, bytes within the node's `timeout`, is given up.
 const LEAST: u64 = 1024;
+/// Longest time to wait for the reason of a refusal.
+const REFUSAL: Duration = Duration::from_secs(5);
 
 /// Seconds before the next attempt, as for `nbd`; the last one stays.
 pub(super) const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
@@ -210,27 +213,54 @@ async fn ask(
     known: Option<&Identity>,
 ) -> Result<(Identity, Response), Failure> {
     let Range { start, end } = range;
-    let mut question = access
+    let question = access
         .client
         .get(url.clone())
         .header(RANGE, format!("bytes={start}-{}", end - 1))
-        .header(ACCEPT_ENCODING, "identity");
+        .header(ACCEPT_ENCODING, "identity")
+        .headers(known.map(condition).unwrap_or_default());
+    let mut question = question.build().map_err(|error| Failure::Lasting(told(error)))?;
+    let asked_at = SystemTime::now();
     if url.origin() == access.url.origin() {
-        question = question.headers(access.credentials.clone());
+        access.service.authorize(url, question.headers_mut(), asked_at);
     }
-    if let Some(known) = known {
-        question = question.headers(condition(known));
-    }
-    let response = match timeout(access.patience, question.send()).await {
+    let response = match timeout(access.patience, access.client.execute(question)).await {
         Ok(Ok(response)) => response,
         Ok(Err(error)) if error.is_redirect() => return Err(Failure::Lasting(told(error))),
         Ok(Err(error)) if error.is_timeout() => return Err(Failure::Passing(told(error), None)),
         Ok(Err(error)) => return Err(Failure::Broken(told(error))),
         Err(_) => return Err(Failure::Passing(access.silent(), None)),
     };
+    match judge(response.status(), response.headers(), range, known, SystemTime::now()) {
+        Ok(identity) => Ok((identity, response)),
+        Err(failure) => Err(explained(access, failure, response, asked_at).await),
+    }
+}
+
+/// Returns the failure with what the answer's body says of it.
+async fn explained(
+    access: &Access,
+    failure: Failure,
+    mut response: Response,
+    asked_at: SystemTime,
+) -> Failure {
+    let longest = access.service.longest_refusal();
+    if longest == 0 || response.status().is_success() {
+        return failure;
+    }
+    let mut body = Vec::new();
+    let read = async {
+        while let Ok(Some(piece)) = response.chunk().await {
+            body.extend(piece.into_iter().take(longest - body.len()));
+            if body.len() == longest {
+                break;
+            }
+        }
+    };
+    // What has come until then may say enough.
+    let _ = timeout(access.patience.min(REFUSAL), read).await;
     let (status, headers) = (response.status(), response.headers());
-    let identity = judge(status, headers, range, known, SystemTime::now())?;
-    Ok((identity, response))
+    access.service.explain(failure, &Refusal { status, headers, body: &body, asked_at })
 }
 
 /// The condition that the content is the known one.

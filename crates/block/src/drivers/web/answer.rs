@@ -12,7 +12,7 @@ use reqwest::header::{
 
 /// What tells a content from others under the same URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(in crate::drivers) struct Identity {
     /// With its quotes.
     pub(super) etag: Option<String>,
     pub(super) modified: Option<String>,
@@ -55,7 +55,7 @@ impl Identity {
 
 /// Why there are no bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(in crate::drivers) enum Failure {
     /// The connection broke: another one may be better at once.
     Broken(String),
     /// The server may do better later, perhaps after the time that it says.

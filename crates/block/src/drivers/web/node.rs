@@ -24,18 +24,18 @@ pub(super) const SECTOR: u64 = 512;
 const FIRST: usize = 64;
 
 /// An image on a web server.
-pub(super) struct HttpNode {
+pub(super) struct WebNode {
     image: Arc<Image>,
     web: Arc<Web>,
 }
 
-impl HttpNode {
-    pub(super) fn new(image: Arc<Image>, web: Arc<Web>) -> HttpNode {
-        HttpNode { image, web }
+impl WebNode {
+    pub(super) fn new(image: Arc<Image>, web: Arc<Web>) -> WebNode {
+        WebNode { image, web }
     }
 }
 
-impl BlockNode for HttpNode {
+impl BlockNode for WebNode {
     fn name(&self) -> &str {
         self.image.name()
     }
@@ -58,11 +58,11 @@ impl BlockNode for HttpNode {
     }
 
     fn open_channel(self: Arc<Self>, event_loop: &EventLoop) -> io::Result<Rc<dyn Channel>> {
-        Ok(HttpChannel::new(event_loop, self))
+        Ok(WebChannel::new(event_loop, self))
     }
 }
 
-impl RemoteImage for HttpNode {
+impl RemoteImage for WebNode {
     fn stop_waiting(&self) -> Option<NoWaiting> {
         Some(self.image.stop_waiting())
     }
@@ -104,8 +104,8 @@ impl Fetch {
 }
 
 /// One loop's way to an image.
-struct HttpChannel {
-    node: Arc<HttpNode>,
+struct WebChannel {
+    node: Arc<WebNode>,
     event_loop: EventLoop,
     answers: mpsc::UnboundedSender<Done>,
     answered: RefCell<mpsc::UnboundedReceiver<Done>>,
@@ -114,17 +114,17 @@ struct HttpChannel {
     requests: RefCell<Slab<(Detached, IoBufs)>>,
 }
 
-impl HttpChannel {
-    fn new(event_loop: &EventLoop, node: Arc<HttpNode>) -> Rc<Self> {
+impl WebChannel {
+    fn new(event_loop: &EventLoop, node: Arc<WebNode>) -> Rc<Self> {
         let (answers, answered) = mpsc::unbounded_channel();
-        Rc::new_cyclic(|me: &Weak<HttpChannel>| {
+        Rc::new_cyclic(|me: &Weak<WebChannel>| {
             let on_loop = me.clone();
             let loop_side = event_loop.bottom_half(move || {
                 if let Some(me) = on_loop.upgrade() {
                     me.take_answers();
                 }
             });
-            HttpChannel {
+            WebChannel {
                 node,
                 event_loop: event_loop.clone(),
                 answers,
@@ -169,7 +169,7 @@ impl HttpChannel {
     }
 }
 
-impl Channel for HttpChannel {
+impl Channel for WebChannel {
     fn submit(&self, request: Request) {
         let size = self.node.geometry().size;
         let result = match request.op {
@@ -190,7 +190,7 @@ impl Channel for HttpChannel {
     }
 }
 
-impl Drop for HttpChannel {
+impl Drop for WebChannel {
     fn drop(&mut self) {
         self.event_loop.delete_bottom_half(&self.loop_side);
     }

@@ -2,13 +2,12 @@
 
 use tokio::runtime::Builder;
 
-use super::client::Access;
 use super::node::SECTOR;
-use super::options::HttpOptions;
 use super::source::Source;
 use crate::connections::Credentials;
 use crate::error::OpenError;
 use crate::format::{Format, LOOKED_AT};
+use crate::options::UrlOptions;
 
 /// Where a qcow2 header has the size of the disk, in bytes.
 const QCOW2_SIZE: std::ops::Range<usize> = 24..32;
@@ -21,10 +20,10 @@ const QCOW2_SIZE: std::ops::Range<usize> = 24..32;
 ///
 /// Those of opening a node.
 pub fn probe_url(
-    http: &HttpOptions,
+    image: &UrlOptions,
     credentials: &Credentials,
 ) -> Result<(Option<Format>, u64), OpenError> {
-    let access = Access::new(http, credentials)?;
+    let access = image.access(credentials)?;
     let failed = |error| OpenError::new(format!("thread http: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(async {
