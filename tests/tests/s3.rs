@@ -54,12 +54,14 @@ fn objects_have_the_bytes_that_were_put(store: &ObjectStore, scratch: &Scratch, 
 }
 
 fn refusals_say_why(store: &ObjectStore, scratch: &Scratch) {
-    let wrong = "secret,id=wrong,data=wrong";
+    let other = scratch.path("other");
+    fs::write(&other, "wrong").expect("space for a key");
+    let wrong = format!("secret,id=wrong,file={}", other.display());
     let secret = format!("secret,id=key,file={}", scratch.path("key").display());
     let state = scratch.path("state").display().to_string();
     let server = ServerCommand::new(scratch)
         .monitor("qmp")
-        .args(["--object", wrong, "--object", &secret, "--state", &state])
+        .args(["--object", &wrong, "--object", &secret, "--state", &state])
         .start();
     let mut qmp = Qmp::connect(&server.socket("qmp"));
     let node = |changed| {

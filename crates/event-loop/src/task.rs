@@ -377,7 +377,8 @@ impl EventLoop {
 
     /// Runs the loop until `future` is done. The future may borrow.
     ///
-    /// For tests, and for programs that do not call [`run`](Self::run). `future` is dropped when the call returns.
+    /// For tests, and for programs that do not call [`run`](Self::run). `future` is dropped when the call returns. Tasks
+    /// that it woke have had their turn by then.
     ///
     /// # Errors
     ///
@@ -404,9 +405,12 @@ impl EventLoop {
         let blocking = Blocking::new(self);
         loop {
             if !self.0.closing.get() && blocking.proxy.woken.take() {
-                let _turn = self.enter_iteration()?;
+                let turn = self.enter_iteration()?;
                 let mut cx = Context::from_waker(blocking.wakers.given());
-                if let Poll::Ready(value) = self.section(|| future.as_mut().poll(&mut cx)) {
+                let polled = self.section(|| future.as_mut().poll(&mut cx));
+                drop(turn);
+                if let Poll::Ready(value) = polled {
+                    self.iterate(false)?;
                     return Ok(value);
                 }
             }
