@@ -10,7 +10,7 @@ use block::NodeRegistry;
 use block::options::*;
 use block::request::Op;
 use common::nbd::Connected;
-use common::web::{Answer, Asked, WebServer, answer, part};
+use common::web::{self, Answer, Asked, TAG, WebServer, answer, part};
 use common::*;
 use event_loop::sync::lock;
 use nix::errno::Errno;
@@ -18,7 +18,6 @@ use nix::errno::Errno;
 const KIB: usize = 1 << 10;
 /// Bytes of the image: no whole number of sectors.
 const LEN: usize = 1000 * KIB + 100;
-const TAG: &str = "\"one\"";
 
 fn options(url: &str) -> HttpOptions {
     // The tests name what they wait for.
@@ -63,13 +62,7 @@ fn good() -> (WebServer, Arc<Vec<u8>>) {
 fn after_opening(
     later: impl Fn(&Asked, &[u8]) -> Answer + Send + Sync + 'static,
 ) -> (WebServer, Arc<Vec<u8>>) {
-    let content = content();
-    let image = content.clone();
-    let server = WebServer::start(move |asked| match asked.nth {
-        0 => part(asked, &image, TAG),
-        _ => later(asked, &image),
-    });
-    (server, content)
+    web::after_opening(pattern(LEN), later)
 }
 
 #[test]

@@ -11,14 +11,13 @@ use ::options::value::Dialect;
 use block::NodeRegistry;
 use block::options::*;
 use common::nbd::Connected;
-use common::web::{Answer, Asked, WebServer, answer, part};
+use common::web::{self, Answer, Asked, TAG, WebServer, answer, part};
 use common::*;
 use crypto::sigv4::{self, Signer};
 use nix::errno::Errno;
 
 /// Bytes of the image: no whole number of sectors.
 const LEN: usize = 100_100;
-const TAG: &str = "\"one\"";
 const ACCESS_KEY: &str = "AKIAIOSFODNN7EXAMPLE";
 const SECRET: &str = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY";
 const TOKEN: &str = "5ec3e7-5ec3e7-5ec3e7-5ec3e7";
@@ -95,14 +94,8 @@ fn store() -> (WebServer, Arc<Vec<u8>>) {
 
 fn after_opening(
     later: impl Fn(&Asked, &[u8]) -> Answer + Send + Sync + 'static,
-) -> (WebServer, Vec<u8>) {
-    let content = pattern(LEN);
-    let image = content.clone();
-    let server = WebServer::start(move |asked| match asked.nth {
-        0 => part(asked, &image, TAG),
-        _ => later(asked, &image),
-    });
-    (server, content)
+) -> (WebServer, Arc<Vec<u8>>) {
+    web::after_opening(pattern(LEN), later)
 }
 
 #[test]

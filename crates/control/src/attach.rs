@@ -230,7 +230,7 @@ impl ServeOptions {
         let common = format!(
             "id={id},node-name={SERVED_NODE},writable={writable},writethrough={through}{threads}"
         );
-        let exports = match at {
+        let mut words = match at {
             AttachedAt::Ublk { dev_id, recovery } => {
                 let recovery = on(*recovery);
                 vec![format!(
@@ -242,10 +242,11 @@ impl ServeOptions {
                 format!("--export=nbd,{common},name={id}"),
             ],
         };
-        let chardev =
-            format!("--chardev=socket,id=qmp,path={},server=on,wait=off", monitor.display());
-        steps.extend(cli::read_options(&exports)?);
-        steps.extend(cli::read_options(&[chardev, "--monitor=chardev=qmp".into()])?);
+        words.extend([
+            format!("--chardev=socket,id=qmp,path={},server=on,wait=off", monitor.display()),
+            "--monitor=chardev=qmp".into(),
+        ]);
+        steps.extend(cli::read_options(&words)?);
         Ok(steps)
     }
 }

@@ -7,9 +7,9 @@ use crate::error::OptionError;
 /// Stands for a secret.
 const HIDDEN: char = '…';
 
-/// Returns an option without secrets: the value of each `data`, which only `--object secret` has, of each `cookie`, and of
-/// `secret-key` and `session-token`, which `s3` does not take. Also what follows `?` in each `url`, which may be a signature. Also if the name is mistyped in upper case, or with more behind
-/// a dot.
+/// Returns an option without secrets. Hidden are the values of `data`, which only `--object secret` has, of `cookie`, and of
+/// `secret-key` and `session-token`, which `s3` does not take; and what follows `?` in a `url`, which may be a signature. A name
+/// in upper case, or with more behind a dot, is taken for the same.
 pub fn masked(option: &str) -> String {
     split(option).0
 }

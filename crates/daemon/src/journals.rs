@@ -35,8 +35,9 @@ pub fn journal_folder() -> (PathBuf, u32) {
 /// Returns the folders in which daemons of this host may have journals: those of users, of services of the system, and of
 /// users' services.
 ///
-/// Such as `/dev/shm/ringmill-0`, or `/dev/shm/ringmill-0-PID` if that name was taken, `/run/ringmill/a/journals` and `/run/user/1000/ringmill/journals`. Folders that this
-/// process may not look into are left out, but not what is known to be in them.
+/// Such as `/dev/shm/ringmill-0`, or `/dev/shm/ringmill-0-PID` if another user has taken that name, `/run/ringmill/a/journals`
+/// and `/run/user/1000/ringmill/journals`. Folders that this process may not look into are left out, but not what is known to
+/// be in them.
 pub fn journal_folders() -> Vec<PathBuf> {
     let below = |folder: &Path| {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();

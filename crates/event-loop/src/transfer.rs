@@ -40,7 +40,7 @@ impl<B: AsMut<[u8]> + 'static> Transfer<B> {
         // SAFETY: the only reference; it ends as a pointer below.
         let bytes = unsafe { &mut *held.0.get() }.as_mut();
         let (base, len) = (bytes.as_mut_ptr(), bytes.len());
-        // SAFETY: the borrow of the buffer goes on, see `Held`, so its bytes stay where they are, and only `rest` has
+        // SAFETY: the borrow of the buffer lasts, see `Held`, so its bytes stay where they are, and only `rest` has
         // access. The kernel may fill them.
         unsafe { Self::of(held, base, len) }
     }

@@ -36,7 +36,7 @@ impl HostDevice {
         format!("{}{}", prefix(self.kind), self.number).into()
     }
 
-    /// Returns whether the device is there, whoever has made it.
+    /// Returns whether the device is there, of whatever program.
     pub(crate) fn is_there(self) -> bool {
         match self.kind {
             Kind::Ublk => self.path().exists(),

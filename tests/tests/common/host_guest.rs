@@ -7,8 +7,8 @@ use integration::{Guest, Initramfs, Scratch, daemon, tool};
 use super::replaced::times;
 
 /// Runs a job, which says in the end that all is well. The guest has the daemon, the programs that `add` adds, and an empty
-/// qcow2 image of 64 MiB. Under load the job kills its daemons `$kills` times and upgrades them `$upgrades` times: few by
-/// default, as `RINGMILL_KILLS` and `RINGMILL_UPGRADES` say otherwise.
+/// qcow2 image of 64 MiB. Under load, the job kills its daemons `$kills` times and upgrades them `$upgrades` times: an
+/// eighth of `RINGMILL_KILLS`, and a tenth of `RINGMILL_UPGRADES`.
 pub fn run(add: impl FnOnce(&mut Initramfs), job: &str) {
     let mut files = Initramfs::new("/");
     files.program("/bin/ringmill", daemon());

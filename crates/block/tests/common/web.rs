@@ -174,6 +174,23 @@ pub fn answer(status: &str, headers: &str, body: &[u8]) -> Answer {
     Answer::Keep([head.as_bytes(), body].concat())
 }
 
+/// The `ETag` of [`after_opening`]'s image.
+pub const TAG: &str = "\"one\"";
+
+/// A server that opens an image well, and answers the questions after that by `later`. Returns it with the image.
+pub fn after_opening(
+    content: Vec<u8>,
+    later: impl Fn(&Asked, &[u8]) -> Answer + Send + Sync + 'static,
+) -> (WebServer, Arc<Vec<u8>>) {
+    let content = Arc::new(content);
+    let image = content.clone();
+    let server = WebServer::start(move |asked| match asked.nth {
+        0 => part(asked, &image, TAG),
+        _ => later(asked, &image),
+    });
+    (server, content)
+}
+
 /// The range of the content that was asked for, with an ETag.
 pub fn part(asked: &Asked, content: &[u8], etag: &str) -> Answer {
     if asked.header("if-match").is_some_and(|known| known != etag) {

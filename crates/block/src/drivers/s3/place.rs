@@ -82,7 +82,7 @@ impl Place {
             }
         };
         url.set_path(&path);
-        // The signature has the path as it was made here.
+        // The signature covers the path that was made here: the URL must not have changed it.
         if url.path() != path {
             return Err(OptionError::new(format!("key '{key}' cannot be the path of a URL")));
         }

@@ -14,7 +14,7 @@ pub(super) enum Remedy<'a> {
     Sandbox,
     /// The proxy, which a variable of the environment names, wants to know the user.
     ProxyUser,
-    /// The server wants to know the user, whom these options name.
+    /// The server wants to know the user, which these options name.
     User(&'a str),
     /// The variable of the environment, and the proxy that it names, which may be wrong.
     Proxy(&'a str, &'a str),

@@ -1,4 +1,4 @@
-//! What a kind of web server wants beside HTTP: who asks, and what a refusal says.
+//! What differs between kinds of web servers: how a client is authorized, and what a refusal says.
 
 use std::time::SystemTime;
 
@@ -9,7 +9,7 @@ use super::answer::Failure;
 
 /// A kind of web server.
 pub(in crate::drivers) trait Service: Send + Sync {
-    /// Adds headers that tell who asks. Called for each attempt, with its time.
+    /// Adds the headers that authorize a question. Called for each attempt, with its time.
     ///
     /// The question goes to the server that the options name.
     fn authorize(&self, url: &Url, headers: &mut HeaderMap, now: SystemTime);

@@ -257,7 +257,7 @@ async fn explained(
             }
         }
     };
-    // What has come until then may say enough.
+    // The part of the body that has arrived may say enough.
     let _ = timeout(access.patience.min(REFUSAL), read).await;
     let (status, headers) = (response.status(), response.headers());
     access.service.explain(failure, &Refusal { status, headers, body: &body, asked_at })
