@@ -15,13 +15,16 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::program::{guest_file, tied_command};
-use crate::{Initramfs, Qmp, eventually, tool};
+use crate::{Initramfs, Qmp, eventually, qemu_faults, tool};
 
 /// Time limit of a guest. A correct one ends within seconds.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(240);
 
-/// How often a guest may be booted, see [`Boot::boot_again`].
+/// How often a guest may be booted, see `qemu_faults`.
 const BOOTS: u32 = 3;
+
+/// How often the console of a guest whose job has not started is read.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 /// The line that a guest prints before its job.
 const STARTED: &str = "the job starts";
@@ -62,7 +65,7 @@ pub struct Guest {
     initramfs: &'static str,
     kernel: &'static str,
     /// QEMU and its first arguments.
-    qemu: Vec<String>,
+    pub(crate) qemu: Vec<String>,
     files: Option<Initramfs>,
     kernel_options: &'static str,
     time_limit: Duration,
@@ -536,52 +539,72 @@ impl Boot {
     fn next_line(&mut self) -> Option<String> {
         loop {
             let patience = self.deadline.saturating_duration_since(Instant::now());
-            match self.from_job.recv_timeout(patience) {
+            let look = if self.may_boot_again() { BETWEEN_LOOKS.min(patience) } else { patience };
+            match self.from_job.recv_timeout(look) {
                 // Once more after each reboot.
                 Ok(line) if line == STARTED => self.has_started = true,
                 Ok(line) => {
                     self.transcript.push(line.clone());
                     return Some(line);
                 }
-                Err(RecvTimeoutError::Disconnected) if self.boot_again() => {}
+                Err(RecvTimeoutError::Disconnected) if self.has_failed_before_the_job() => {
+                    self.boot_again("QEMU failed");
+                }
                 Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => self.fail("the guest's time is over"),
+                Err(RecvTimeoutError::Timeout) if patience.is_zero() => {
+                    self.fail("the guest's time is over");
+                }
+                Err(RecvTimeoutError::Timeout) if self.stalls_before_the_job() => {
+                    self.boot_again("the guest's kernel stalled");
+                }
+                Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
 
-    /// Boots the guest again if an assertion in QEMU's own code ended it before the job. QEMU 10.0's TCG may carry out
-    /// an access of one processor in the wrong device while another one maps devices, as Linux does when it finds
-    /// them. Seen once in some thousand boots (`msix_table_mmio_write`, `iotlb_to_section`).
-    fn boot_again(&mut self) -> bool {
-        if self.has_started || self.boots == BOOTS {
+    fn may_boot_again(&self) -> bool {
+        !self.has_started && self.boots < BOOTS
+    }
+
+    /// Whether an assertion in QEMU's own code ended it before the job.
+    fn has_failed_before_the_job(&mut self) -> bool {
+        if !self.may_boot_again() {
             return false;
         }
         let status = eventually("the end of QEMU", || self.qemu.try_wait().expect("our child"));
-        let errors = self.stderr();
-        let is_known = |function: &&str| errors.contains(&format!("{function}: Assertion `"));
-        let is_known = ["msix_table_mmio_write", "iotlb_to_section"].iter().any(is_known);
-        if status.signal() != Some(Signal::SIGABRT as i32) || !is_known {
-            return false;
-        }
-        eprintln!("QEMU failed before the job, the guest boots again: {errors}");
+        status.signal() == Some(Signal::SIGABRT as i32)
+            && qemu_faults::is_known_assertion(&self.stderr())
+    }
+
+    /// Whether the guest's kernel has said on the console that a processor lost its timer, and the job has not started.
+    fn stalls_before_the_job(&self) -> bool {
+        self.may_boot_again() && qemu_faults::has_lost_a_timer(&self.written("console"))
+    }
+
+    fn boot_again(&mut self, why: &str) {
+        let (stderr, console) = (self.stderr(), self.written("console"));
+        eprintln!("{why} before the job, the guest boots again: {stderr}{console}");
+        // Fails if QEMU has ended.
+        let _ = self.qemu.kill();
+        self.qemu.wait().expect("QEMU is our child");
         self.boots += 1;
         let stderr = File::create(self.dir.path().join("stderr")).expect("a file");
         let (program, arguments) = &self.command;
         (self.qemu, self.to_job, self.from_job) = start(program, arguments, stderr);
-        true
+    }
+
+    /// Returns what is in a file of QEMU's, which need not exist and whose text may be cut.
+    fn written(&self, name: &str) -> String {
+        let data = fs::read(self.dir.path().join(name)).unwrap_or_default();
+        String::from_utf8_lossy(&data).into_owned()
     }
 
     fn fail(&self, what: &str) -> ! {
-        let read = |name: &str| {
-            let data = fs::read(self.dir.path().join(name)).unwrap_or_default();
-            String::from_utf8_lossy(&data).into_owned()
-        };
         panic!(
             "{what}\n--- the job's output:\n{}\n--- QEMU's stderr:\n{}\n--- the guest's console:\n{}---",
             self.transcript.join("\n"),
-            read("stderr"),
-            read("console")
+            self.written("stderr"),
+            self.written("console")
         );
     }
 }

@@ -21,6 +21,7 @@ pub mod nbd;
 pub mod pattern;
 mod port;
 mod program;
+mod qemu_faults;
 mod qmp;
 mod qsd;
 pub mod schema;
