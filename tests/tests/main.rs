@@ -62,6 +62,7 @@ mod host_faults;
 mod http;
 mod image_locks;
 mod img;
+mod img_confined;
 mod incremental_backup;
 mod internal_snapshots;
 mod io_uring_denied;

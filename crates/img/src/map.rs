@@ -1,6 +1,6 @@
 //! Which image of a chain stores each part of a disk, and where.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use block::driver::Layer;
@@ -61,7 +61,7 @@ struct Link {
 }
 
 impl Images {
-    /// Tells where a range of an image's disk is stored. `tell` receives the parts, in order.
+    /// Tells where a range of an image's disk is stored. `tell` receives the parts, in order, until it breaks off.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl Images {
         &self,
         image: &Image,
         range: Range<u64>,
-        mut tell: impl FnMut(&Mapped),
+        mut tell: impl FnMut(&Mapped) -> ControlFlow<()>,
     ) -> Result<(), Error> {
         let chain = self.chain(&image.node_name);
         let mut last: Option<Mapped> = None;
@@ -82,13 +82,16 @@ impl Images {
                 match &mut last {
                     Some(last) if last.continues(&part) => last.len += part.len,
                     last => {
-                        last.iter().for_each(&mut tell);
-                        *last = Some(part);
+                        if let Some(last) = last.replace(part)
+                            && tell(&last).is_break()
+                        {
+                            return Ok(());
+                        }
                     }
                 }
             }
         }
-        last.iter().for_each(tell);
+        let _ = last.as_ref().map(tell);
         Ok(())
     }
 

@@ -7,9 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use block::{CheckFailure, Checked, LEFT_LOCKED, Repair, check_qcow2};
-use control::{CheckOptions, program_name};
+use control::{CheckOptions, ImgCommon, program_name};
 use daemon::DaemonError;
 use options::Value;
+
+use crate::img::confine::{Files, confine};
 
 /// Exit codes of `qemu-img check`. 1 is also that of an image that cannot be opened.
 const CHECK_FAILED: u8 = 1;
@@ -39,6 +41,11 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode, DaemonError> {
 ///
 /// `is_quiet`: errors and findings alone are printed.
 pub(crate) fn run_quietly(options: &CheckOptions, is_quiet: bool) -> Result<ExitCode, DaemonError> {
+    let files = match options.repair {
+        Repair::None => Files::Check(&options.image),
+        Repair::Leaks | Repair::All => Files::Repair(&options.image),
+    };
+    confine(&ImgCommon::default(), files)?;
     let print = |text: &str| {
         if !is_quiet {
             print(text);

@@ -6,6 +6,7 @@ use control::{BitmapAction, ImgBitmapOptions};
 use daemon::DaemonError;
 use img::{Access, BitmapChange, Source};
 
+use super::confine::Files;
 use super::{failed, images, source};
 
 /// Changes a bitmap.
@@ -19,7 +20,9 @@ pub(super) fn run(options: &ImgBitmapOptions) -> Result<ExitCode, DaemonError> {
         source: other,
         source_format,
     } = options;
-    let mut images = images(common)?;
+    let names: Vec<&str> =
+        [Some(name), other.as_ref()].into_iter().flatten().map(String::as_str).collect();
+    let mut images = images(common, Files::Change(&names))?;
     let access = Access { alone: true, ..Access::WRITE };
     let image = images.open(&source(name, common), &access).map_err(failed)?;
     let other = other.as_ref().map(|name| {

@@ -6,13 +6,14 @@ use control::{CommitOptions, RebaseOptions};
 use daemon::DaemonError;
 use img::{Access, NewBacking};
 
+use super::confine::Files;
 use super::convert::Progress;
 use super::{failed, images, print, source};
 
 /// Writes what an overlay has into an image behind.
 pub(super) fn run(options: &CommitOptions) -> Result<ExitCode, DaemonError> {
     let CommitOptions { common, image, base, cache } = options;
-    let mut images = images(common)?;
+    let mut images = images(common, Files::Change(&[image]))?;
     let source = source(image, common);
     let access = Access { direct: cache.is_direct(), no_flush: cache.is_unsafe(), ..Access::WRITE };
     let size = images.info(&source, &Access::READ).map_err(failed)?.virtual_size;
@@ -32,7 +33,9 @@ pub(super) fn run(options: &CommitOptions) -> Result<ExitCode, DaemonError> {
 /// Gives an overlay another backing file.
 pub(super) fn rebase(options: &RebaseOptions) -> Result<ExitCode, DaemonError> {
     let RebaseOptions { common, image, backing, backing_format, is_unsafe, cache, .. } = options;
-    let mut images = images(common)?;
+    let named: Vec<&str> =
+        [Some(image), backing.as_ref()].into_iter().flatten().map(String::as_str).collect();
+    let mut images = images(common, Files::Change(&named))?;
     let source = source(image, common);
     let access = Access { direct: cache.is_direct(), no_flush: cache.is_unsafe(), ..Access::WRITE };
     let backing = match (backing.as_deref().unwrap_or_default(), backing_format.clone()) {

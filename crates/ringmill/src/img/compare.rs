@@ -6,6 +6,7 @@ use control::CompareOptions;
 use daemon::{DaemonError, logger};
 use img::{Access, Compared, Source, Unreadable};
 
+use super::confine::Files;
 use super::convert::Progress;
 use super::{failed, images, print, program, source};
 
@@ -17,7 +18,7 @@ const NOT_READ: u8 = 4;
 /// Compares two images.
 pub(super) fn run(options: &CompareOptions) -> Result<ExitCode, DaemonError> {
     let CompareOptions { common, images: [one, other], other_format, strict, cache } = options;
-    let mut images = images(common)?;
+    let mut images = images(common, Files::Follow(&[one, other]))?;
     let access =
         Access { force_share: common.force_share, direct: cache.is_direct(), ..Access::READ };
     let second = Source { format: other_format.clone(), ..source(other, common) };

@@ -7,6 +7,7 @@ use control::{ConvertOptions, asks_for_help};
 use daemon::DaemonError;
 use img::{Access, CopyOptions, Image, Images, NewImage, Source, Target, list_options};
 
+use super::confine::{Files, names_more};
 use super::{failed, images, print, source};
 
 /// Copies images to a new one.
@@ -17,7 +18,9 @@ pub(super) fn run(options: &ConvertOptions) -> Result<ExitCode, DaemonError> {
         print(&known.map_err(failed)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let mut images = images(&options.common)?;
+    let others = options.backing.iter().chain([&options.target]);
+    let named: Vec<&str> = options.sources.iter().chain(others).map(String::as_str).collect();
+    let mut images = images(&options.common, files(options, &named))?;
     let access = Access {
         force_share: options.common.force_share,
         direct: options.source_cache.is_direct(),
@@ -91,6 +94,16 @@ pub(super) fn run(options: &ConvertOptions) -> Result<ExitCode, DaemonError> {
     sources.into_iter().chain(behind).try_for_each(|image| images.close(image)).map_err(failed)?;
     place.complete().map_err(failed)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The files of a conversion, of images with these names.
+fn files<'a>(options: &'a ConvertOptions, named: &'a [&'a str]) -> Files<'a> {
+    match options.target_image_opts || names_more(&options.options) {
+        true => Files::Any,
+        // The header of a target that is there names another file, too.
+        false if options.no_create => Files::Change(named),
+        false => Files::Copy { from: named, to: &options.target },
+    }
 }
 
 fn renamed(error: DaemonError, place: &Target) -> DaemonError {

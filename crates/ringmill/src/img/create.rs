@@ -6,6 +6,7 @@ use control::{CreateOptions, asks_for_help};
 use daemon::DaemonError;
 use img::{NewImage, list_options};
 
+use super::confine::{Files, names_more};
 use super::{failed, images, print};
 
 /// Makes an image.
@@ -17,7 +18,10 @@ pub(super) fn run(options: &CreateOptions) -> Result<ExitCode, DaemonError> {
         print(&list_options(format).map_err(failed)?);
         return Ok(ExitCode::SUCCESS);
     }
-    let mut images = images(common)?;
+    let named: Vec<&str> =
+        [Some(image), backing.as_ref()].into_iter().flatten().map(String::as_str).collect();
+    let files = if names_more(options) { Files::Any } else { Files::Change(&named) };
+    let mut images = images(common, files)?;
     let new = NewImage {
         name: image.clone(),
         format: format.to_owned(),

@@ -6,12 +6,13 @@ use control::DdOptions;
 use daemon::DaemonError;
 use img::{Access, CopyOptions, NewImage, Source, Target};
 
+use super::confine::Files;
 use super::{failed, images, source};
 
 /// Copies a part of an image to a new one.
 pub(super) fn run(options: &DdOptions) -> Result<ExitCode, DaemonError> {
     let DdOptions { common, input, output, target_format, block, count, skip } = options;
-    let mut images = images(common)?;
+    let mut images = images(common, Files::Copy { from: &[input], to: output })?;
     let access = Access { force_share: common.force_share, ..Access::READ };
     let from = images.open(&source(input, common), &access).map_err(failed)?;
     let size = from.size();

@@ -9,18 +9,16 @@ use img::json::{ordered, pretty};
 use img::{Access, ImageInfo};
 use options::Value;
 
-use super::confine::{Reads, bound, confine};
+use super::confine::Files;
 use super::text::{date, human, table};
 use super::{failed, images, print, source};
 
 /// Prints what the header of an image tells.
 pub(super) fn run(options: &InfoOptions) -> Result<ExitCode, DaemonError> {
     let InfoOptions { common, image, backing_chain } = options;
-    let mut images = images(common)?;
-    if !common.image_opts {
-        confine(&Reads { images: &[image], follows: *backing_chain })?;
-    }
-    bound();
+    let name = [image.as_str()];
+    let files = if *backing_chain { Files::Follow(&name) } else { Files::Read(image) };
+    let mut images = images(common, files)?;
     let access = Access { force_share: common.force_share, ..Access::READ };
     let source = source(image, common);
     let chain = match backing_chain {

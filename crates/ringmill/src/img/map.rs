@@ -1,17 +1,20 @@
 //! `img map`.
 
+use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use control::MapOptions;
 use daemon::DaemonError;
 use img::{Access, Mapped};
 
+use super::confine::Files;
 use super::{failed, images, print, source};
 
 /// Prints where the parts of a disk are.
 pub(super) fn run(options: &MapOptions) -> Result<ExitCode, DaemonError> {
     let MapOptions { common, image, start, len } = options;
-    let mut images = images(common)?;
+    let mut images = images(common, Files::Follow(&[image]))?;
     let access = Access { force_share: common.force_share, ..Access::READ };
     let opened = images.open(&source(image, common), &access).map_err(failed)?;
     let end = len.map_or(u64::MAX, |len| start.saturating_add(len));
@@ -22,18 +25,23 @@ pub(super) fn run(options: &MapOptions) -> Result<ExitCode, DaemonError> {
         print(&format!("{:<16}{:<16}{:<16}File\n", "Offset", "Length", "Mapped to"));
     }
     let mapped = images.map(&opened, *start..end, |part| {
-        if is_json {
-            let separator = if is_first { "[" } else { ",\n" };
-            print(&format!("{separator}{}", json(part)));
-            is_first = false;
+        let line = if is_json {
+            let separator = if std::mem::take(&mut is_first) { "[" } else { ",\n" };
+            format!("{separator}{}", json(part))
         } else if part.is_data && !part.is_zero {
-            match (&part.file, part.offset) {
-                (Some(file), Some(offset)) => {
-                    let [start, len, offset] = [part.start, part.len, offset].map(hex);
-                    print(&format!("{start:<16}{len:<16}{offset:<16}{file}\n"));
-                }
-                _ => unlisted = true,
-            }
+            let (Some(file), Some(offset)) = (&part.file, part.offset) else {
+                unlisted = true;
+                return ControlFlow::Continue(());
+            };
+            let [start, len, offset] = [part.start, part.len, offset].map(hex);
+            format!("{start:<16}{len:<16}{offset:<16}{file}\n")
+        } else {
+            return ControlFlow::Continue(());
+        };
+        // The list of a hostile image is endless, and `head` reads its first lines.
+        match io::stdout().write_all(line.as_bytes()) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
         }
     });
     if is_json {

@@ -6,12 +6,14 @@ use control::MeasureOptions;
 use daemon::DaemonError;
 use img::{Access, NewImage};
 
+use super::confine::Files;
 use super::{failed, images, print, source};
 
 /// Prints the length of the file of a new image.
 pub(super) fn run(options: &MeasureOptions) -> Result<ExitCode, DaemonError> {
     let MeasureOptions { common, image, size, target_format, options } = options;
-    let mut images = images(common)?;
+    let named: Vec<&str> = image.as_deref().into_iter().collect();
+    let mut images = images(common, Files::Follow(&named))?;
     let access = Access { force_share: common.force_share, ..Access::READ };
     let opened = image.as_ref().map(|name| images.open(&source(name, common), &access));
     let opened = opened.transpose().map_err(failed)?;

@@ -3,7 +3,7 @@
 mod bitmap;
 mod commit;
 mod compare;
-mod confine;
+pub(crate) mod confine;
 mod convert;
 mod create;
 mod dd;
@@ -22,6 +22,8 @@ use control::{
 };
 use daemon::DaemonError;
 use img::{Error, Images, Source};
+
+use confine::{Files, confine};
 
 /// Returns how a command logs. A description has no log: programs read what is printed beside it, too.
 pub(crate) fn log_options(command: &ImgCommand) -> Option<LogOptions> {
@@ -78,7 +80,9 @@ fn program() -> &'static str {
 }
 
 /// Returns the set of images of a command, with its secrets and the journals that killed daemons have left.
-fn images(common: &ImgCommon) -> Result<Images, DaemonError> {
+///
+/// From then on the process reaches the command's files alone.
+fn images(common: &ImgCommon, files: Files<'_>) -> Result<Images, DaemonError> {
     let mut images = Images::new().map_err(failed)?;
     let (folder, user) = daemon::journal_folder();
     // Without the folder, writes of a killed daemon that it would have are lost, as with qemu-img.
@@ -88,6 +92,7 @@ fn images(common: &ImgCommon) -> Result<Images, DaemonError> {
     for object in &common.objects {
         daemon::add_credentials(images.credentials(), object)?;
     }
+    confine(common, files)?;
     Ok(images)
 }
 

@@ -6,12 +6,13 @@ use control::{NewSize, ResizeOptions};
 use daemon::DaemonError;
 use img::Access;
 
+use super::confine::Files;
 use super::{failed, images, print, source};
 
 /// Gives an image another size.
 pub(super) fn run(options: &ResizeOptions) -> Result<ExitCode, DaemonError> {
     let ResizeOptions { common, image: name, size, shrink } = options;
-    let mut images = images(common)?;
+    let mut images = images(common, Files::Change(&[name]))?;
     // The size of the image behind does not count.
     let access = Access { alone: true, ..Access::WRITE };
     let image = images.open(&source(name, common), &access).map_err(failed)?;

@@ -6,13 +6,19 @@ use control::{SnapshotAction, SnapshotOptions};
 use daemon::DaemonError;
 use img::Access;
 
+use super::confine::Files;
 use super::text::{date, table};
 use super::{failed, images, print, source};
 
 /// Lists, makes or deletes snapshots.
 pub(super) fn run(options: &SnapshotOptions) -> Result<ExitCode, DaemonError> {
     let SnapshotOptions { common, image: name, action } = options;
-    let mut images = images(common)?;
+    let names = [name.as_str()];
+    let files = match action {
+        SnapshotAction::List => Files::Read(name),
+        SnapshotAction::Create(_) | SnapshotAction::Delete(_) => Files::Change(&names),
+    };
+    let mut images = images(common, files)?;
     let source = source(name, common);
     // The disk's contents do not matter.
     let access = |write| Access {
