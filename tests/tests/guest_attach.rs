@@ -153,6 +153,9 @@ mount -t ext4 /dev/ublkb1 /mnt
 cmp /bin/busybox /mnt/busybox
 umount /mnt
 refused 'Name the device: /dev/ublkb0, /dev/ublkb1' ringmill detach disk.qcow2
+for monitor in $records/*.qmp; do
+    refused 'cannot be handed over: it has recovery=off' ringmill upgrade $monitor
+done
 ringmill detach /dev/ublkb0
 ringmill detach /dev/ublkb1
 nothing_left
@@ -291,6 +294,23 @@ refused '/dev/ublkb0 waits' ringmill detach disk.qcow2
 ringmill detach disk.qcow2 --force
 mv old.qcow2 disk.qcow2
 until_true nothing_left
+
+# Stopped by a signal, or without the process that has the privileges.
+ringmill attach disk.qcow2 >/dev/null
+cp $records/*.json /tmp/
+kill -STOP $(cat $records/*.pid)
+refused 'is stopped by a signal' ringmill detach disk.qcow2
+ringmill detach disk.qcow2 --force
+until_true nothing_left
+ringmill attach disk.qcow2 >/dev/null
+kill -9 $(pidof spawner)
+ringmill detach disk.qcow2 --force
+until_true nothing_left
+
+# What an 'attach' has left that was killed in the middle.
+mv /tmp/*.json $records/
+refused 'not attached any more' ringmill detach disk.qcow2
+nothing_left
 
 # What was flushed is there.
 mount -t ext4 $(ringmill attach disk.qcow2) /mnt

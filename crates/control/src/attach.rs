@@ -8,6 +8,7 @@ use block::options::{ImageDraft, NodeDraft};
 use crate::cli;
 use crate::error::OptionError;
 use crate::logging::LogDraft;
+use crate::object::SecretOptions;
 use crate::place::OneOf;
 use crate::rows::ThreadDraft;
 use crate::sandbox::SandboxDraft;
@@ -80,6 +81,8 @@ pub(crate) static ATTACH: &[Field<ServeOptions>] = &[
     FORMAT,
     SIZE,
     web::OVERLAY,
+    web::URL_OPTS,
+    web::OBJECT,
     Row::optional(
         "snapshot",
         "writes go to the image",
@@ -221,8 +224,9 @@ impl ServeOptions {
             AttachedAt::Nbd(_) => 1,
         };
         let polling = self.poll_max_ns.map(|ns| format!(",poll-max-ns={ns}")).unwrap_or_default();
+        let secrets = self.secrets.iter().map(SecretOptions::option);
         let objects = (0..count).map(|n| format!("--object=iothread,id=io{n}{polling}"));
-        let mut steps = cli::read_options(&objects.collect::<Vec<_>>())?;
+        let mut steps = cli::read_options(&secrets.chain(objects).collect::<Vec<_>>())?;
         steps.push(Step::of_node(self.node(kind, format)));
         let threads: String = (0..count).map(|n| format!(",iothread.{n}=io{n}")).collect();
         let through = matches!(self.cache, CacheMode::Writethrough | CacheMode::Directsync);
@@ -248,5 +252,40 @@ impl ServeOptions {
         ]);
         steps.extend(cli::read_options(&words)?);
         Ok(steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::ObjectOptions;
+    use crate::storage_daemon::Action;
+    use crate::{Command, parse_args};
+
+    #[test]
+    fn secrets_are_steps_with_options() {
+        let secrets = [
+            "secret,id=s,data=a,,b",
+            "secret,id=t,file=/a=b",
+            "secret,id=u,data=YQ==,format=base64,keyid=t,iv=AA==",
+        ];
+        let words = ["ringmill", "attach", "https://h/d.qcow2", "--url-opts"];
+        let opts = "username=v,password-secret=s".to_owned();
+        let objects = secrets.iter().map(|secret| format!("--object={secret}"));
+        let words = words.map(str::to_owned).into_iter().chain([opts]).chain(objects);
+        let Ok(Command::Attach(serve)) = parse_args(words.map(OsString::from)) else {
+            panic!("the options of attach");
+        };
+        let at = AttachedAt::Ublk { dev_id: 0, recovery: true };
+        let at = Attachment { id: "e".into(), at, monitor: "/run/m".into() };
+        let steps = serve.attached(ImageKind::File, ServeFormat::Raw, &at).expect("steps");
+        let made: Vec<_> = steps
+            .iter()
+            .filter_map(|step| match &step.action {
+                Action::Object(ObjectOptions::Secret(secret)) => Some(secret.clone()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(made, serve.secrets);
     }
 }

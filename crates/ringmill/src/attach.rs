@@ -9,10 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use block::{CreateQcow2, Credentials, create_qcow2};
-use control::{AttachedAt, Attachment, HostDevice as Kind, SERVED_NODE, ServeFormat, ServeOptions};
+use block::{CreateQcow2, create_qcow2};
+use control::{
+    AttachedAt, Attachment, HostDevice as Kind, SERVED_NODE, ServeFormat, ServeOptions, masked,
+};
 use daemon::pidfile::{Pidfile, Renaming};
 use daemon::{DaemonError, Environment, Finish, Ready, Start, Status, confinement, spawner};
+use nix::unistd::mkstemp;
 
 use crate::attachments::identity::{self, Identity, Image, choose, replaced};
 use crate::attachments::lock::{Lock, Wait};
@@ -21,7 +24,7 @@ use crate::daemonize::{self, Daemon, Detached, Role};
 use crate::detach::users;
 use crate::host_device::{self, HostDevice};
 use crate::kernel_nbd::keeper::{self, Keeper};
-use crate::serve::{Found, describe_image, find_or_make};
+use crate::serve::{Found, credentials, describe_image, find_or_make};
 use crate::{trace, udev};
 
 /// Where temporary overlays are, unless `TMPDIR` says otherwise: `/tmp` may be memory.
@@ -83,7 +86,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
     let shown = options.clone();
     let mut temporary = Temporary(made);
     if attach.snapshot {
-        let overlay = make_overlay(&options, format, &attached.id)?;
+        let overlay = make_overlay(&options, format)?;
         temporary = Temporary(Some(overlay.clone()));
         options.overlay = Some(overlay);
     }
@@ -321,7 +324,7 @@ fn new(image: &Image, mode: Mode, kind: Kind, all: &[Attached]) -> Result<Claim,
     let taken = |device| all.iter().any(|known| known.host_device() == Some(device));
     let device = HostDevice { kind, number: host_device::free_number(kind, taken)? };
     let mut command: Vec<String> =
-        env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        env::args_os().map(|word| masked(&word.to_string_lossy())).collect();
     if let Some(program) = command.first_mut() {
         *program = "ringmill".into();
     }
@@ -339,28 +342,21 @@ fn new(image: &Image, mode: Mode, kind: Kind, all: &[Attached]) -> Result<Claim,
     Ok(Claim { attached, device, lock })
 }
 
-/// Makes the empty overlay of an image.
-fn make_overlay(
-    options: &ServeOptions,
-    format: ServeFormat,
-    id: &str,
-) -> Result<PathBuf, DaemonError> {
+/// Makes the empty overlay of an image, under a name that no other user can take before.
+fn make_overlay(options: &ServeOptions, format: ServeFormat) -> Result<PathBuf, DaemonError> {
     let image = &options.image;
     let size = match &options.web {
-        Some(web) => block::probe_url(web, &Credentials::default())?.1,
+        Some(web) => block::probe_url(web, &credentials(options)?)?.1,
         None => size_of(image, format)
             .map_err(|error| DaemonError::new(format!("{}: {error}", image.display())))?,
     };
     let folder = env::var_os("TMPDIR").map_or_else(|| TEMPORARY.into(), PathBuf::from);
-    let overlay = std::path::absolute(folder.join(format!("ringmill-{id}.qcow2")));
-    let overlay = overlay.map_err(DaemonError::new)?;
-    // The file must not exist before, and only its owner may read it.
-    let mut new = File::options();
-    std::os::unix::fs::OpenOptionsExt::mode(&mut new, 0o600);
-    new.write(true)
-        .create_new(true)
-        .open(&overlay)
-        .map_err(|error| DaemonError::new(format!("{}: {error}", overlay.display())))?;
+    let name = std::path::absolute(folder.join("ringmill-attach-XXXXXX"));
+    let name = name.map_err(DaemonError::new)?;
+    // Only its owner may read it.
+    let (file, overlay) = mkstemp(&name)
+        .map_err(|errno| DaemonError::new(format!("{}: {}", name.display(), errno.desc())))?;
+    drop(file);
     let made = Temporary(Some(overlay.clone()));
     create_qcow2(&overlay, &CreateQcow2::new(size / 512 * 512)).map_err(DaemonError::from)?;
     made.keep();

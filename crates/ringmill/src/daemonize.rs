@@ -9,7 +9,7 @@ use std::env;
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -87,7 +87,12 @@ pub(crate) fn split() -> io::Result<Role> {
     let code = loop {
         match ready.read(&mut part)? {
             0 => {
-                let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
+                let status = child.wait()?;
+                if let Some(signal) = status.signal() {
+                    let why = format!("the process was killed by signal {signal}");
+                    return Err(io::Error::other(why));
+                }
+                let code = status.code().and_then(|code| u8::try_from(code).ok());
                 break code.filter(|code| *code != 0).unwrap_or(1);
             }
             len => said.extend_from_slice(&part[..len]),

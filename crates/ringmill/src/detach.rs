@@ -11,6 +11,7 @@ use block::options::is_url;
 use control::{CtlSocket, DetachOptions, HostDevice as Kind, SERVED_NODE};
 use daemon::DaemonError;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Map, Value as Json, json};
 
 use crate::attachments::identity::{self, Identity, Image};
@@ -25,8 +26,12 @@ use crate::udev;
 
 /// Time between two attempts with a device that is open, but not mounted: nothing reports its closing.
 const AGAIN_MS: u16 = 1000;
-/// How long `--force` waits for other commands.
+/// How long `--force` waits for other commands, and for the end of a daemon that was killed.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long `--force` waits for each answer of the daemon, before the daemon is killed.
+const FORCED: Duration = Duration::from_secs(5);
+/// The same while the image is closed, which writes.
+const FORCED_CLOSING: Duration = Duration::from_secs(60);
 
 /// What an attempt has come to.
 enum Outcome {
@@ -148,7 +153,12 @@ fn attempt(attached: &Attached, force: bool) -> Result<Outcome, DaemonError> {
     let left = || remove_left(attached, force).map(|()| Outcome::Detached);
     let Some(pid) = attached.daemon() else { return left() };
     let (device, image) = (attached.device.display(), &attached.image.name);
-    let mut force = force;
+    let is_stopped = is_stopped(pid);
+    if is_stopped && !force {
+        let what = format!("{device}: its daemon, process {pid}, is stopped by a signal");
+        return Err(DaemonError::new(what).with_hint(&format!("Have it go on: kill -CONT {pid}")));
+    }
+    let mut hard = force;
     if let Some(HostDevice { kind: Kind::Nbd, number }) = attached.host_device()
         && is_of(number, &attached.id)
     {
@@ -160,10 +170,15 @@ fn attempt(attached: &Attached, force: bool) -> Result<Outcome, DaemonError> {
             Err(error) => return Err(DaemonError::new(format!("{device}: {error}"))),
         }
         // The export may not have noticed that its client has left.
-        force = true;
+        hard = true;
     }
-    let closed = match end(attached, force) {
+    let ended = if is_stopped { Ok(None) } else { end(attached, hard, force) };
+    let closed = match ended {
         Ok(Some(closed)) => closed,
+        Ok(None) | Err(_) if force => {
+            kill(attached)?;
+            return left();
+        }
         Ok(None) => return Ok(Outcome::InUse),
         // It was killed at this moment.
         Err(ClientError::Socket(_) | ClientError::Connect(..))
@@ -173,7 +188,13 @@ fn attempt(attached: &Attached, force: bool) -> Result<Outcome, DaemonError> {
         }
         Err(error) => return Err(DaemonError::new(format!("{device}: {error}"))),
     };
-    has_ended_within(pid, PollTimeout::NONE);
+    let limit = match force {
+        true => PollTimeout::try_from(FORCED_CLOSING).unwrap_or(PollTimeout::MAX),
+        false => PollTimeout::NONE,
+    };
+    if !has_ended_within(pid, limit) {
+        kill(attached)?;
+    }
     attached.forget();
     match closed {
         Ok(()) => Ok(Outcome::Detached),
@@ -183,11 +204,47 @@ fn attempt(attached: &Attached, force: bool) -> Result<Outcome, DaemonError> {
     }
 }
 
+/// Returns whether a process is stopped, by SIGSTOP or a debugger.
+fn is_stopped(pid: i32) -> bool {
+    // proc_pid_stat(5): the state follows the name in brackets.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
+}
+
+/// Kills a daemon that does not do what it is asked for. What is answered and not in the image stays in its journal.
+fn kill(attached: &Attached) -> Result<(), DaemonError> {
+    let Some(pid) = attached.daemon().and_then(Pid::from_raw) else { return Ok(()) };
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return Ok(()) };
+    // The number may have become another process' before that.
+    if attached.daemon() == Some(pid.as_raw_nonzero().get()) {
+        // Fails if the process has ended.
+        let _ = pidfd_send_signal(&process, Signal::KILL);
+    }
+    let limit = PollTimeout::try_from(PATIENCE).unwrap_or(PollTimeout::MAX);
+    let mut poll_fd = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut poll_fd, limit) {
+        Ok(ready) if ready > 0 => Ok(()),
+        _ => Err(DaemonError::new(format!(
+            "{}: its daemon, process {pid}, was killed, and has not ended within {} s",
+            attached.device.display(),
+            PATIENCE.as_secs()
+        ))
+        .with_hint("The kernel waits for the storage of the image. Then try again.")),
+    }
+}
+
 /// Has the daemon remove the device, close the image, and end. Returns whether the image was closed as it should;
-/// `None`: the device is in use.
-fn end(attached: &Attached, force: bool) -> Result<Option<Result<(), ClientError>>, ClientError> {
+/// `None`: the device is in use, which `hard` ignores. With `force`, each step has a time limit.
+fn end(
+    attached: &Attached,
+    hard: bool,
+    force: bool,
+) -> Result<Option<Result<(), ClientError>>, ClientError> {
     let mut client = Client::connect(&CtlSocket::Unix(attached.file("qmp")))?;
-    let mode = if force { "hard" } else { "safe" };
+    if force {
+        client.set_patience(Some(FORCED))?;
+    }
+    let mode = if hard { "hard" } else { "safe" };
     let of_export = members(&[("id", &attached.id), ("mode", mode)]);
     match client.execute("block-export-del", of_export) {
         // An earlier attempt was interrupted after this.
@@ -205,8 +262,14 @@ fn end(attached: &Attached, force: bool) -> Result<Option<Result<(), ClientError
         let is_deleted = |event: &Json| event["event"] == "BLOCK_EXPORT_DELETED";
         while client.next_event()?.is_some_and(|event| !is_deleted(&event)) {}
     }
+    if force {
+        client.set_patience(Some(FORCED_CLOSING))?;
+    }
     // Closes the image, and reports what could not be written.
     let closed = client.execute("blockdev-del", members(&[("node-name", SERVED_NODE)]));
+    if let (Err(ClientError::Socket(_)), true) = (&closed, force) {
+        return closed.map(|_| None);
+    }
     match client.execute("quit", Map::new()) {
         // The process may end before its answer is read.
         Ok(_) | Err(ClientError::Socket(_)) => Ok(Some(closed.map(drop))),

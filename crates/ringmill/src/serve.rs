@@ -173,11 +173,7 @@ fn on_web(options: &ServeOptions, web: &UrlOptions) -> Result<Found, DaemonError
         let format = options.format.unwrap_or(ServeFormat::ProbedRaw);
         return Ok(Found { kind: ImageKind::Localized, format, made: None });
     }
-    let mut credentials = Credentials::default();
-    for secret in &options.secrets {
-        daemon::add_credentials(&mut credentials, &ObjectOptions::Secret(secret.clone()))?;
-    }
-    let (found, size) = probe_url(web, &credentials)?;
+    let (found, size) = probe_url(web, &credentials(options)?)?;
     let format = match (options.format, found) {
         (Some(format @ (ServeFormat::Raw | ServeFormat::ProbedRaw)), _) => format,
         (_, Some(Format::Qcow2)) => ServeFormat::Qcow2,
@@ -220,6 +216,15 @@ fn on_web(options: &ServeOptions, web: &UrlOptions) -> Result<Found, DaemonError
         (None, None) => {}
     }
     Ok(Found { kind: ImageKind::File, format, made: missing.cloned() })
+}
+
+/// Returns the secrets of `--object`.
+pub(crate) fn credentials(options: &ServeOptions) -> Result<Credentials, DaemonError> {
+    let mut credentials = Credentials::default();
+    for secret in &options.secrets {
+        daemon::add_credentials(&mut credentials, &ObjectOptions::Secret(secret.clone()))?;
+    }
+    Ok(credentials)
 }
 
 fn failed(image: &Path, call: &str, error: &io::Error) -> DaemonError {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crypto::Zeroizing;
+use serde_json::json;
 
 use super::{ObjectOptions, ObjectType, TypeRow, check_id};
 use crate::error::OptionError;
@@ -65,6 +66,25 @@ impl SecretOptions {
     /// Returns whether the options have the secret in the clear.
     pub fn is_told(&self) -> bool {
         matches!(self.source, SecretSource::Data(_)) && self.encrypted.is_none()
+    }
+}
+
+impl SecretOptions {
+    /// Returns the option that makes the secret.
+    pub(crate) fn option(&self) -> String {
+        let SecretOptions { id, source, format, encrypted } = self;
+        let mut object = json!({"qom-type": "secret", "id": id});
+        match source {
+            SecretSource::Data(data) => object["data"] = data.as_str().into(),
+            SecretSource::File(file) => object["file"] = file.to_string_lossy().into(),
+        }
+        if *format == SecretFormat::Base64 {
+            object["format"] = "base64".into();
+        }
+        if let Some(EncryptedBy { keyid, iv }) = encrypted {
+            (object["keyid"], object["iv"]) = (keyid.as_str().into(), iv.as_str().into());
+        }
+        format!("--object={object}")
     }
 }
 

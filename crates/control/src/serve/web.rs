@@ -26,7 +26,7 @@ pub(super) const LOCALIZE_SPEED: Field<ServeOptions> =
     Row::optional("localize-speed", "no limit", "the same, with at most so many bytes per second")
         .bytes(|serve, bytes| put(&mut serve.localize, Some(bytes)));
 
-pub(super) const URL_OPTS: Field<ServeOptions> = Row::optional(
+pub(crate) const URL_OPTS: Field<ServeOptions> = Row::optional(
     "url-opts",
     "the driver's defaults",
     "options of the driver, http, https or s3, for an image on a web server: username=u,password-secret=s,timeout=9",
@@ -42,7 +42,7 @@ pub(super) const URL_OPTS: Field<ServeOptions> = Row::optional(
     },
 });
 
-pub(super) const OBJECT: Field<ServeOptions> =
+pub(crate) const OBJECT: Field<ServeOptions> =
     Row::optional("object", "", "a secret, which --url-opts refers to by its id").of(
         Kind::Structure {
             meta: "secret,id=<id>,file=<file>",
@@ -63,7 +63,7 @@ pub(super) const OBJECT: Field<ServeOptions> =
                 | ObjectOptions::Authz(_)
                 | ObjectOptions::ThrottleGroup(_)) => {
                     let name = other.type_name();
-                    let why = format!("--object {name}: serve takes objects of type secret only");
+                    let why = format!("--object {name}: only objects of type secret are taken");
                     Err(OptionError::new(why))
                 }
             },

@@ -365,9 +365,14 @@ impl UblkExport {
         if shared.is.get() != Is::Served {
             return Ok(());
         }
-        let needed = features::QUIESCE | features::USER_RECOVERY;
-        if shared.flags.get() & needed != needed {
-            let why = "a ublk export is handed over with recovery=on and Linux 6.16 or later: restart the daemon";
+        let flags = shared.flags.get();
+        if flags & features::USER_RECOVERY == 0 {
+            let path = self.path();
+            let why = "has recovery=off, as that of a snapshot: it ends with its daemon";
+            return Err(format!("{} cannot be handed over: it {why}", path.display()));
+        }
+        if flags & features::QUIESCE == 0 {
+            let why = "a ublk export is handed over with Linux 6.16 or later: restart the daemon";
             return Err(why.to_owned());
         }
         self.take_away().await?;

@@ -93,7 +93,8 @@ impl fmt::Display for Identity {
                 write!(f, "block device {}:{}", major(*number), minor(*number))?;
                 disk.map_or(Ok(()), |disk| write!(f, ", disk number {disk}"))
             }
-            Identity::Url(url) => f.write_str(url),
+            // The URL may have a password.
+            Identity::Url(_) => f.write_str("a URL of a certain user and query"),
         }
     }
 }

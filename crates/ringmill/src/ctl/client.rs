@@ -115,6 +115,11 @@ impl Client {
         Ok(client)
     }
 
+    /// Sets how long an answer or an event is waited for; `None`: without limit.
+    pub(crate) fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        self.stream.get_ref().set_patience(patience)
+    }
+
     /// Whether the daemon has this program's version. Then this program's table has exactly the daemon's
     /// commands.
     pub(crate) fn is_this_version(&self) -> bool {
