@@ -153,7 +153,7 @@ pack() {
 }
 
 add_busybox
-for program in mke2fs e2fsck blkdiscard blockdev fallocate \
+for program in mke2fs e2fsck blkdiscard blockdev fallocate md5sum cmp \
     sg_inq sg_vpd sg_luns sg_modes sg_opcodes sg_persist sg_readcap sg_requests sg_reset sg_sync sg_unmap sg_verify \
     sg_wr_mode sg_write_same; do
     add_program "$program"

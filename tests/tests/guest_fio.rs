@@ -17,7 +17,7 @@ fn fio(disks: &[Disk]) {
     let mut images = Vec::new();
     for (name, (file, threads, queues)) in ('a'..).zip(disks) {
         let id = format!("vd{name}");
-        let image = Image::filled(&scratch, &format!("{id}.img"), 64);
+        let image = Image::filled(&scratch, &format!("{id}.img"), 20);
         server =
             server.file(&id, &image, file).export(&id, &format!("num-queues={queues},{threads}"));
         images.push(image);

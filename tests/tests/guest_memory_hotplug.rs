@@ -31,7 +31,7 @@ const PLUG: &str = "
     start_load
     blocks=$(($(online) + 2))
     echo ready
-    until [ $(online) = $blocks ]; do :; done
+    until [ $(online) = $blocks ]; do sleep 0.05; done
     before=$(free)
     dd if=/dev/vda of=/dev/vda bs=1M skip=32 seek=48 count=16 conv=notrunc,fsync 2>/dev/null
     [ $(free) -lt $((before - 4000)) ]
@@ -45,10 +45,10 @@ const UNPLUG: &str = "
     for round in 1 2; do
         blocks=$(online)
         echo plug
-        until [ $(online) = $((blocks + 2)) ]; do :; done
+        until [ $(online) = $((blocks + 2)) ]; do sleep 0.05; done
         wait_for_requests 500
         echo unplug
-        until [ $(online) = $blocks ]; do :; done
+        until [ $(online) = $blocks ]; do sleep 0.05; done
         wait_for_requests 500
     done
     stop_load

@@ -11,7 +11,7 @@ const JOB: &str = "
         wait $load && { echo 'fio did not notice'; exit 1; }
         [ ! -e /sys/block/vda ]
         echo $device >/sys/bus/virtio/drivers/virtio_blk/bind
-        until [ -b /dev/vda ]; do :; done
+        until [ -b /dev/vda ]; do sleep 0.05; done
         verify --verify_only=1
     done
     verify --offset=16m --do_verify=1

@@ -52,7 +52,7 @@ use event_loop::sync::lock;
 use kinds::Kind;
 
 /// Courses of CI's short run, each of some dozens of cuts.
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 40;
 /// Courses between two images that `qemu-img` sees.
 const JUDGED: u64 = 20;
 
