@@ -45,7 +45,7 @@ pub use drivers::qcow2::{
     remove_left_journal,
 };
 pub use drivers::throttle;
-pub use drivers::web::probe::probe_url;
+pub use drivers::web::probe::{ProbedUrl, ToldBy, probe_url};
 pub use error::{LEFT_LOCKED, OpenError};
 pub use format::Format;
 pub use image_place::ImagePlace;

@@ -96,7 +96,9 @@ pub use object::{
 pub use object::{options as object_union, read as read_object};
 pub use probe::ProbeOptions;
 pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
-pub use serve::{CacheMode, ImageKind, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions};
+pub use serve::{
+    CacheDir, CacheMode, ImageKind, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions,
+};
 pub use state::{Merged, SavedState, configuration, relative_path};
 pub use stopping::StopTimeout;
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};

@@ -49,6 +49,8 @@ pub struct ServeOptions {
     pub overlay: Option<PathBuf>,
     /// `--localize`: copy the whole image to the overlay, with at most so many bytes per second. 0: no limit.
     pub localize: Option<u64>,
+    /// `--cache-dir`, with the cache's file once that is known, and `--cache-size`.
+    pub cache_dir: CacheDir,
     /// `--format`. `None`: detected from the image's header, or from the name of a new image.
     pub format: Option<ServeFormat>,
     /// `--size`: make the image with this many bytes when it is missing. A multiple of 512.
@@ -93,6 +95,15 @@ pub struct ServeOptions {
     pub log: LogOptions,
     /// `--stop-timeout`.
     pub stop_timeout: StopTimeout,
+}
+
+/// A cache of an image on a server, which outlives the process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CacheDir {
+    /// `--cache-dir`: the folder of caches.
+    pub folder: Option<PathBuf>,
+    /// `--cache-size`: bytes that the cache takes up at most. 0: no limit.
+    pub max_size: u64,
 }
 
 /// `--cache`: QEMU's cache modes.
@@ -172,6 +183,7 @@ impl ServeOptions {
             secrets: Vec::new(),
             overlay: None,
             localize: None,
+            cache_dir: CacheDir::default(),
             format: None,
             size: None,
             mount: None,
@@ -240,6 +252,24 @@ impl ServeOptions {
             }),
             ServeFormat::ProbedRaw | ServeFormat::Raw => driver,
         };
+        let cache = self.cache_file(format).filter(|_| kind != ImageKind::Localized);
+        let is_cached = cache.is_some();
+        let driver = match cache {
+            None => driver,
+            Some(cache) => {
+                // Written although the disk is read-only. Flushes count, as what is stored is to be right after a power cut.
+                let below = |driver| {
+                    let common = common(None, driver);
+                    let cache = Cache { no_flush: false, ..common.cache };
+                    inline(BlockdevOptions { read_only: false, cache, ..common })
+                };
+                let file = Driver::file(FileOptions { filename: cache, ..file.clone() });
+                let source = common(None, driver);
+                let source = inline(BlockdevOptions { read_only: true, ..source });
+                let cache = below(qcow2(below(file), Backing::Node(source)));
+                Driver::caching(cache, self.cache_dir.max_size)
+            }
+        };
         let driver = match &self.overlay {
             None => driver,
             Some(overlay) => {
@@ -251,8 +281,10 @@ impl ServeOptions {
                     (ImageKind::File | ImageKind::BlockDevice, web) => {
                         let overlay = qcow2(file, Backing::Node(below(driver)));
                         match web {
-                            Some(_) => Driver::copy_on_read(inline(common(None, overlay))),
-                            None => overlay,
+                            Some(_) if !is_cached => {
+                                Driver::copy_on_read(inline(common(None, overlay)))
+                            }
+                            Some(_) | None => overlay,
                         }
                     }
                 }
@@ -369,6 +401,8 @@ pub(crate) static OPTIONS: &[Field<ServeOptions>] = &[
     web::OVERLAY,
     web::LOCALIZE,
     web::LOCALIZE_SPEED,
+    web::CACHE_DIR,
+    web::CACHE_SIZE,
     web::URL_OPTS,
     web::OBJECT,
     Row::default("as", "virtio-blk", "device that the guest sees").at(&OneOf {
@@ -434,6 +468,8 @@ pub(crate) static MOUNT: &[Field<ServeOptions>] = &[
     web::OVERLAY,
     web::LOCALIZE,
     web::LOCALIZE_SPEED,
+    web::CACHE_DIR,
+    web::CACHE_SIZE,
     web::URL_OPTS,
     web::OBJECT,
     Row::optional(

@@ -79,7 +79,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
     }
     let spawner = spawner::start(&options.sandbox, &named, true);
     trace::start(&options.trace)?;
-    let Found { kind, format, made } = find_or_make(&options)?;
+    let Found { kind, format, made, cache: _ } = find_or_make(&options)?;
     let is_made = made.is_some();
     claim.identify(&options)?;
     let attached = claim.attached.clone();
@@ -346,7 +346,7 @@ fn new(image: &Image, mode: Mode, kind: Kind, all: &[Attached]) -> Result<Claim,
 fn make_overlay(options: &ServeOptions, format: ServeFormat) -> Result<PathBuf, DaemonError> {
     let image = &options.image;
     let size = match &options.web {
-        Some(web) => block::probe_url(web, &credentials(options)?)?.1,
+        Some(web) => block::probe_url(web, &credentials(options)?)?.size,
         None => size_of(image, format)
             .map_err(|error| DaemonError::new(format!("{}: {error}", image.display())))?,
     };

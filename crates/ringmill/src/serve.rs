@@ -1,5 +1,7 @@
 //! `ringmill serve IMAGE`: the short way to a served disk.
 
+mod cache;
+
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, IsTerminal};
@@ -15,6 +17,7 @@ use control::{
     Step,
 };
 
+pub(crate) use self::cache::CacheGuard;
 use crate::check::print;
 use crate::probe::bytes;
 use crate::trace;
@@ -29,7 +32,7 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
     let named = spawner::Named { mountpoints, ..spawner::Named::default() };
     let spawner = spawner::start(&options.sandbox, &named, false);
     trace::start(&options.trace)?;
-    let Found { kind, format, made } = find_or_make(options)?;
+    let Found { kind, format, made, cache } = find_or_make(options)?;
     let steps = options.steps(kind, format);
     environment.sandbox =
         confinement::begin(&options.sandbox, &steps, options.pidfile.as_deref(), None)?;
@@ -52,6 +55,8 @@ pub(crate) fn run(options: &ServeOptions) -> Result<(), DaemonError> {
         let created = Pidfile::create_if(path, confinement::renaming(&options.sandbox, path)?)?;
         let geometry = daemon.node(SERVED_NODE)?.geometry();
         let described = describe(options, &geometry, (kind, format), is_made)?;
+        // The nodes are open, and have their locks.
+        drop(cache);
         daemon.confine()?;
         Pidfile::fill_if(created, &pidfile)?;
         is_ready = true;
@@ -133,6 +138,8 @@ pub(crate) struct Found {
     pub(crate) format: ServeFormat,
     /// The image was made, and is removed if serving does not begin.
     pub(crate) made: Option<PathBuf>,
+    /// Keeps other processes from replacing the image's cache, until this process has it open.
+    pub(crate) cache: Option<CacheGuard>,
 }
 
 /// Returns the kind and format of the image. A missing image is created with the given size. An existing image is
@@ -159,11 +166,11 @@ pub(crate) fn find_or_make(options: &ServeOptions) -> Result<Found, DaemonError>
             let format = format_to_make(options)?;
             make(image, size, format)?;
             let (kind, made) = (ImageKind::File, Some(image.clone()));
-            return Ok(Found { kind, format, made });
+            return Ok(Found { kind, format, made, cache: None });
         }
         Err(error) => return Err(failed(image, "stat", &error)),
     };
-    Ok(Found { kind, format: format_found(options)?, made: None })
+    Ok(Found { kind, format: format_found(options)?, made: None, cache: None })
 }
 
 /// Looks at an image on a web server, and makes a missing overlay.
@@ -171,10 +178,11 @@ fn on_web(options: &ServeOptions, web: &UrlOptions) -> Result<Found, DaemonError
     let there = overlay_found(options)?;
     if there == Some(OverlayFile::Whole) {
         let format = options.format.unwrap_or(ServeFormat::ProbedRaw);
-        return Ok(Found { kind: ImageKind::Localized, format, made: None });
+        return Ok(Found { kind: ImageKind::Localized, format, made: None, cache: None });
     }
-    let (found, size) = probe_url(web, &credentials(options)?)?;
-    let format = match (options.format, found) {
+    let probed = probe_url(web, &credentials(options)?)?;
+    let size = probed.size;
+    let format = match (options.format, probed.format) {
         (Some(format @ (ServeFormat::Raw | ServeFormat::ProbedRaw)), _) => format,
         (_, Some(Format::Qcow2)) => ServeFormat::Qcow2,
         (None, None) => ServeFormat::ProbedRaw,
@@ -191,6 +199,7 @@ fn on_web(options: &ServeOptions, web: &UrlOptions) -> Result<Found, DaemonError
             return Err(DaemonError::new(format!("{name}: a {format} image, {why}")));
         }
     };
+    let cache = cache::find_or_make(options, format, &probed)?;
     let missing = options.overlay.as_ref().filter(|overlay| {
         fs::symlink_metadata(overlay).is_err_and(|error| error.kind() == ErrorKind::NotFound)
     });
@@ -215,7 +224,7 @@ fn on_web(options: &ServeOptions, web: &UrlOptions) -> Result<Found, DaemonError
         }
         (None, None) => {}
     }
-    Ok(Found { kind: ImageKind::File, format, made: missing.cloned() })
+    Ok(Found { kind: ImageKind::File, format, made: missing.cloned(), cache })
 }
 
 /// Returns the secrets of `--object`.

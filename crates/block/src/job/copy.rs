@@ -35,7 +35,7 @@ fn at(side: Side) -> impl Fn(Errno) -> Failure {
     move |errno| Failure { side, errno }
 }
 
-fn at_target(errno: Errno) -> Failure {
+pub(super) fn at_target(errno: Errno) -> Failure {
     Failure { side: Side::Target, errno }
 }
 

@@ -12,7 +12,7 @@ use event_loop::{EventLoop, until};
 use nix::errno::Errno;
 
 use super::backup::OnCbwError;
-use super::copy::Buffer;
+use super::copy::{Buffer, Failure, Side, at_target};
 use super::giving_up::PendingCopies;
 use super::keep_size;
 use super::snapshot::Snapshot;
@@ -123,16 +123,22 @@ impl CbwChannel {
     async fn copy_before(self: Rc<Self>, request: Request) {
         let snapshot = &*self.snapshot;
         let copied = match snapshot.is_over() {
-            true => Err(Errno::ECANCELED),
+            true => Err(at_target(Errno::ECANCELED)),
             false => self.copy(&request).await,
         };
         match (copied, snapshot.on_error) {
             (Ok(()), _) => self.source.submit(request),
-            (Err(errno), OnCbwError::BreakGuestWrite) if !snapshot.is_over() => {
+            (Err(failure), OnCbwError::BreakGuestWrite) if !snapshot.is_over() => {
+                request.complete(Err(failure.errno));
+            }
+            // Another attempt would wait for the server again. The cache itself is in order.
+            (Err(Failure { side: Side::Source, errno }), _) if snapshot.cache.is_some() => {
                 request.complete(Err(errno));
             }
-            (Err(_), _) => {
-                if !snapshot.is_over() {
+            (Err(failure), _) => {
+                if snapshot.cache.is_some() {
+                    snapshot.stop_storing(failure.errno.desc());
+                } else if !snapshot.is_over() {
                     snapshot.set_broken();
                 }
                 snapshot.until_kept(&snapshot.left.parts(request.offset, request.len)).await;
@@ -142,27 +148,31 @@ impl CbwChannel {
         self.requests.set(self.requests.get() - 1);
     }
 
-    async fn copy(&self, request: &Request) -> Result<(), Errno> {
+    async fn copy(&self, request: &Request) -> Result<(), Failure> {
         let parts = self.snapshot.left.parts(request.offset, request.len);
-        let mut buffer = self.take_buffer().ok_or(Errno::ENOMEM)?;
+        let mut buffer = self.take_buffer().ok_or(at_target(Errno::ENOMEM))?;
         let snapshot = &*self.snapshot;
         let copying = snapshot.copy(parts, &self.source, &self.target, &mut buffer);
         let copying = async {
             let Some(limit) = snapshot.timeout_ns else { return Ok(copying.await) };
             let limit = self.event_loop.now_ns().saturating_add(limit);
             let copied = until(copying, self.event_loop.sleep_until(limit)).await;
-            copied.map_err(|()| Errno::ETIMEDOUT)
+            copied.map_err(|()| at_target(Errno::ETIMEDOUT))
         };
         let copied = self.pending.wait_for(&snapshot.giving_up, copying).await;
         // If this fails, a request may still use the buffer: it is not used again.
-        let copied = copied.ok_or(Errno::ECANCELED)??;
+        let copied = copied.ok_or(at_target(Errno::ECANCELED))??;
         self.buffers.borrow_mut().push(buffer);
-        copied.map_err(|failure| failure.errno)
+        copied
     }
 
     fn take_buffer(&self) -> Option<Buffer> {
         let kept = self.buffers.borrow_mut().pop();
-        kept.or_else(|| Buffer::new(self.snapshot.left.granularity().min(CHUNK)))
+        let new = || Buffer::new(self.snapshot.left.granularity().min(CHUNK));
+        let mut buffer = kept.or_else(new)?;
+        // Zeroes take no room in a cache.
+        buffer.counts_zeroes = self.snapshot.cache.is_none();
+        Some(buffer)
     }
 }
 

@@ -26,7 +26,7 @@ pub use copy_before_write::CopyBeforeWrite;
 pub(crate) use copy_before_write::{Before, CbwChannel};
 pub use mirror::{End, Mirror};
 pub use mirror_top::{CopiesTo, MirrorTop};
-pub(crate) use snapshot::{Place, Snapshot, What};
+pub(crate) use snapshot::{CacheRoom, Place, Snapshot, What};
 pub use turns::Turns;
 pub use worker::{CHUNK, OnError, Worker, WorkerConfig};
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use super::backup::OnCbwError;
 use super::bitmap::Bitmap;
@@ -85,6 +85,29 @@ pub(crate) struct Snapshot {
     broken: AtomicBool,
     /// Whether it is not needed any more.
     pub(super) giving_up: GivingUp,
+    /// Of a cache: a read whose data cannot be stored succeeds.
+    pub(super) cache: Option<CacheRoom>,
+}
+
+/// The limit of a cache.
+pub(crate) struct CacheRoom {
+    /// The node, for the log.
+    name: String,
+    /// Bytes that may still be stored. Copies in flight may make it negative.
+    room: AtomicI64,
+}
+
+impl CacheRoom {
+    /// Returns a limit of `room` bytes that are stored from now on.
+    pub(crate) fn new(name: String, room: u64) -> CacheRoom {
+        CacheRoom { name, room: AtomicI64::new(i64::try_from(room).unwrap_or(i64::MAX)) }
+    }
+
+    /// Counts stored bytes. Returns whether there is room for more.
+    fn take(&self, bytes: u64) -> bool {
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.room.fetch_sub(bytes, Ordering::AcqRel) > bytes
+    }
 }
 
 /// Some parts that nothing else copies meanwhile, or that nothing copies while they are read.
@@ -138,7 +161,15 @@ impl Snapshot {
             timeout_ns: None,
             broken: AtomicBool::new(false),
             giving_up: GivingUp::default(),
+            cache: None,
         }
+    }
+
+    /// The same for a cache. `on_error` has to be [`OnCbwError::BreakSnapshot`].
+    pub(crate) fn of_cache(self, cache: CacheRoom) -> Snapshot {
+        // A cache that is full from the start stores nothing.
+        let broken = AtomicBool::new(!cache.take(0));
+        Snapshot { cache: Some(cache), broken, ..self }
     }
 
     /// The same, with a limit to the time that copying before a write takes.
@@ -157,6 +188,17 @@ impl Snapshot {
 
     pub(crate) fn set_broken(&self) {
         self.broken.store(true, Ordering::Release);
+    }
+
+    /// Has a cache store no more. The log has the reason once.
+    pub(super) fn stop_storing(&self, why: &str) {
+        let was_broken = self.broken.swap(true, Ordering::AcqRel);
+        if let (Some(cache), false) = (&self.cache, was_broken) {
+            log::warn!(
+                "cache '{}': {why}: nothing more is stored until the next start",
+                cache.name
+            );
+        }
     }
 
     /// Begins to discard parts in the source that are in the target and still claimed. `None`: requests pass without the claim,
@@ -249,8 +291,15 @@ impl Snapshot {
         let most = (CHUNK / self.left.granularity()).max(1);
         while let Some(claim) = self.next_claim(&parts, most).await {
             let range = self.left.bytes_of(&claim.parts);
+            let before = buffer.counted;
             self.what.copy(source, target, range, buffer).await?;
             claim.done();
+            if let Some(cache) = &self.cache
+                && !cache.take(buffer.counted.saturating_sub(before))
+            {
+                self.stop_storing("max-size is reached");
+                break;
+            }
         }
         Ok(())
     }

@@ -18,6 +18,11 @@ pub trait RemoteImage: Send + Sync {
         None
     }
 
+    /// Returns the content of the image behind this one: what a cache shows.
+    fn content_behind(&self) -> Option<String> {
+        None
+    }
+
     /// Returns whether a format on top opens the files of this host that its header names.
     ///
     /// Not for an image of which a stranger may have chosen the bytes.

@@ -1,8 +1,10 @@
 //! Options of `serve` for an image on a web server.
 
+use std::path::PathBuf;
+
 use block::options::{UrlOptions, is_url};
 
-use super::ServeOptions;
+use super::{ServeFormat, ServeOptions};
 use crate::error::OptionError;
 use crate::object::{self, ObjectOptions};
 use crate::shape::Shape;
@@ -25,6 +27,24 @@ pub(super) const LOCALIZE: Field<ServeOptions> = Row::optional(
 pub(super) const LOCALIZE_SPEED: Field<ServeOptions> =
     Row::optional("localize-speed", "no limit", "the same, with at most so many bytes per second")
         .bytes(|serve, bytes| put(&mut serve.localize, Some(bytes)));
+
+pub(super) const CACHE_DIR: Field<ServeOptions> = Row::optional(
+    "cache-dir",
+    "no cache",
+    "folder of caches, for an image on a web server: what is read is stored there, one file for each image, and kept; one \
+     process at a time uses a file",
+)
+.path(|serve, path| put(&mut serve.cache_dir.folder, Some(path)));
+
+pub(super) const CACHE_SIZE: Field<ServeOptions> = Row::optional(
+    "cache-size",
+    "no limit",
+    "bytes that the image's cache takes up at most; then nothing more is stored",
+)
+.bytes(|serve, bytes| match bytes {
+    0 => Err(OptionError::new("a cache needs room")),
+    bytes => put(&mut serve.cache_dir.max_size, bytes),
+});
 
 pub(crate) const URL_OPTS: Field<ServeOptions> = Row::optional(
     "url-opts",
@@ -80,7 +100,15 @@ pub(crate) fn start(mut serve: ServeOptions) -> Result<ServeOptions, OptionError
 
 /// Refuses what an image on a web server cannot be given, and what is for such an image only.
 pub(super) fn check(serve: &ServeOptions) -> Result<(), OptionError> {
+    let cache = &serve.cache_dir;
     match (&serve.web, &serve.overlay) {
+        (None, _) if cache.folder.is_some() => {
+            Err(OptionError::new("--cache-dir: the image is not a URL"))
+        }
+        _ if cache.folder.is_none() && cache.max_size != 0 => {
+            Err(OptionError::new("--cache-size: there is no cache")
+                .hint("Add --cache-dir <folder>."))
+        }
         (None, Some(_)) => Err(OptionError::new("--overlay: the image is not a URL").hint(
             "qemu-img create -f qcow2 -b <image> -F <format> <overlay> makes an overlay of a file.",
         )),
@@ -100,4 +128,34 @@ pub(super) fn check(serve: &ServeOptions) -> Result<(), OptionError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Most bytes of the image's name that a cache's name has.
+const LONGEST: usize = 64;
+
+impl ServeOptions {
+    /// Returns the file of the image's cache. `None`: there is none.
+    ///
+    /// The name does not depend on the URL's query, which may be a signature. A cache has the contents of a disk, so another
+    /// format is another disk.
+    #[must_use]
+    pub fn cache_file(&self, format: ServeFormat) -> Option<PathBuf> {
+        let (folder, web) = (self.cache_dir.folder.as_ref()?, self.web.as_ref()?);
+        let kind = match format {
+            ServeFormat::Raw | ServeFormat::ProbedRaw => "raw",
+            ServeFormat::Qcow2 => "qcow2",
+        };
+        let name = web.file_name().unwrap_or_default();
+        let is_plain = |c: &char| c.is_ascii_alphanumeric() || ['.', '-', '_'].contains(c);
+        let name: String = name.chars().filter(is_plain).take(LONGEST).collect();
+        let hash = fnv1a(web.shown().bytes().chain(*b"\n").chain(kind.bytes()));
+        Some(folder.join(format!("cache-{name}-{hash:016x}.qcow2")))
+    }
+}
+
+/// FNV-1a, which stays the same in later versions. Two images with one hash would replace each other's cache.
+fn fnv1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }

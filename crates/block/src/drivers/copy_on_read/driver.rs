@@ -50,11 +50,21 @@ impl BlockDriver for CopyOnReadOptions {
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
         let child = node.child("file")?;
+        if self.cache && !node.options().read_only {
+            return Err(OpenError::new("cache=on needs read-only=on").with_hint(
+                "Only what is read is stored in a cache. An overlay above the node takes writes",
+            ));
+        }
+        if self.max_size != 0 && !self.cache {
+            return Err(OpenError::new("max-size is for a cache").with_hint("Add cache=on"));
+        }
         if node.is_look() {
             // Nothing is copied. The image below is open for reading, and those behind it have no names.
             return Ok(child);
         }
         let end = self.end(node)?;
-        Ok(Arc::new(CopyOnReadNode::new(node.name().to_owned(), node.options(), end, child)?))
+        let max_size = self.cache.then_some(self.max_size);
+        let name = node.name().to_owned();
+        Ok(Arc::new(CopyOnReadNode::new(name, node.options(), (end, max_size), child)?))
     }
 }

@@ -1,6 +1,6 @@
 //! Options of `copy-on-read`.
 
-use ::options::place::Text;
+use ::options::place::{Of, Size, Text};
 use ::options::table::{Field, Row};
 
 use crate::driver::{DriverKind, OptionTable};
@@ -23,12 +23,21 @@ pub(super) struct CopyOnReadOptions {
     pub(super) file: BlockdevRef,
     /// `bottom`: the last image of the chain from which data is copied. `None` means the last of all.
     pub(super) bottom: Option<String>,
+    /// `cache`: the image is a cache of the image behind it, and has no data of its own.
+    pub(super) cache: bool,
+    /// `max-size`: bytes that a cache takes up at most. Zero means no limit.
+    pub(super) max_size: u64,
 }
 
 impl Driver {
     /// Returns the driver `copy-on-read` above an image with others behind it.
     pub fn copy_on_read(file: BlockdevRef) -> Driver {
-        Driver::from(CopyOnReadOptions { file, bottom: None })
+        Driver::from(CopyOnReadOptions { file, ..CopyOnReadOptions::default() })
+    }
+
+    /// Returns the driver `copy-on-read` above an image that is a cache of at most `max_size` bytes. 0: no limit.
+    pub fn caching(file: BlockdevRef, max_size: u64) -> Driver {
+        Driver::from(CopyOnReadOptions { file, bottom: None, cache: true, max_size })
     }
 }
 
@@ -40,4 +49,16 @@ pub(super) static FIELDS: &[Field<Draft<CopyOnReadOptions>>] = &[
         "the last image of the chain from which data is copied",
     )
     .at(&Text("<node-name>", |node: &mut Draft<CopyOnReadOptions>| &mut node.bottom)),
+    Row::default(
+        "cache",
+        "off",
+        "the image is a cache of the one behind it: a read succeeds although its data cannot be stored; needs read-only=on",
+    )
+    .at(&Of(|node: &mut Draft<CopyOnReadOptions>| &mut node.cache)),
+    Row::default(
+        "max-size",
+        "0",
+        "with cache=on, bytes that the image takes up at most; 0 for no limit. Then nothing more is stored",
+    )
+    .at(&Size(|node: &mut Draft<CopyOnReadOptions>| &mut node.max_size)),
 ];

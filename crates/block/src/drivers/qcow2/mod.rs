@@ -226,8 +226,9 @@ impl BlockNode for Qcow2Node {
     }
 
     fn remote_image(self: Arc<Self>) -> Option<Arc<dyn RemoteImage>> {
-        self.below.file.clone().remote_image()?;
-        Some(self)
+        let is_on_server = self.below.file.clone().remote_image().is_some();
+        let is_above_one = || self.below.backing.as_ref().is_some_and(|it| it.content().is_some());
+        (is_on_server || is_above_one()).then_some(self)
     }
 
     fn image(self: Arc<Self>) -> Option<Arc<dyn FormattedImage>> {
@@ -274,6 +275,10 @@ impl HostStorage for Qcow2Node {
 impl RemoteImage for Qcow2Node {
     fn content(&self) -> Option<String> {
         self.below.file.content()
+    }
+
+    fn content_behind(&self) -> Option<String> {
+        self.below.backing.as_ref()?.content()
     }
 }
 

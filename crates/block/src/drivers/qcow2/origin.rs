@@ -38,6 +38,17 @@ pub enum OverlayFile {
 }
 
 impl OverlayFile {
+    /// Returns the content that the header of a file records. `None`: it records none, or is no header of an image.
+    ///
+    /// # Errors
+    ///
+    /// Those of reading the file.
+    pub fn content(path: &Path) -> io::Result<Option<String>> {
+        let mut start = Vec::new();
+        File::open(path)?.take(HEADER).read_to_end(&mut start)?;
+        Ok(Header::parse(&start, Purpose::of(true)).ok().and_then(|header| header.origin))
+    }
+
     /// Looks at the header of a file, and at the table in it that has all that is stored.
     ///
     /// # Errors

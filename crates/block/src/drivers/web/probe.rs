@@ -12,17 +12,36 @@ use crate::options::UrlOptions;
 /// Where a qcow2 header has the size of the disk, in bytes.
 const QCOW2_SIZE: std::ops::Range<usize> = 24..32;
 
-/// Returns the format of an image on a web server, by its first and last bytes, and the size of its disk in bytes.
-///
-/// `None`: raw, as far as signatures show. Blocks until the server has answered. No thread is left behind.
+/// What an image on a server is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProbedUrl {
+    /// The format, by the first and last bytes. `None`: raw, as far as signatures show.
+    pub format: Option<Format>,
+    /// Bytes of its disk.
+    pub size: u64,
+    /// What an overlay records of the content.
+    pub content: String,
+    /// How the content is told from others under the same URL.
+    pub told_by: ToldBy,
+}
+
+/// What tells contents under one URL from each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ToldBy {
+    /// An ETag that is the same for equal bytes only.
+    Etag,
+    /// The time of the last change.
+    Time,
+    /// The length alone.
+    Length,
+}
+
+/// Returns what an image on a web server is. Blocks until the server has answered. No thread is left behind.
 ///
 /// # Errors
 ///
 /// Those of opening a node.
-pub fn probe_url(
-    image: &UrlOptions,
-    credentials: &Credentials,
-) -> Result<(Option<Format>, u64), OpenError> {
+pub fn probe_url(image: &UrlOptions, credentials: &Credentials) -> Result<ProbedUrl, OpenError> {
     let access = image.access(credentials)?;
     let failed = |error| OpenError::new(format!("thread http: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -48,6 +67,13 @@ pub fn probe_url(
             }
             _ => len,
         };
-        Ok((format, size.next_multiple_of(SECTOR)))
+        let identity = source.identity();
+        let told_by = match (identity.strong_etag(), &identity.modified) {
+            (Some(_), _) => ToldBy::Etag,
+            (None, Some(_)) => ToldBy::Time,
+            (None, None) => ToldBy::Length,
+        };
+        let (size, content) = (size.next_multiple_of(SECTOR), identity.lasting());
+        Ok(ProbedUrl { format, size, content, told_by })
     })
 }
