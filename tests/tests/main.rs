@@ -127,5 +127,6 @@ mod upgrade;
 mod upgrade_changed;
 mod upgrade_flush_failed;
 mod upgrade_waits;
+mod url_cache;
 mod vfio_user;
 mod vfio_user_upgraded;
