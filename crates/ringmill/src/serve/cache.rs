@@ -113,11 +113,13 @@ fn refuse_if_used(cache: &Path) -> Result<(), DaemonError> {
     };
     match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)) {
         Ok(_) if i32::from(lock.l_type) == libc::F_UNLCK => Ok(()),
-        Ok(_) => Err(DaemonError::new(format!("cache {}: another process uses it", cache.display()))
-            .with_hint(
-                "ringmill list tells which one. One process uses a cache at a time: name another folder with --cache-dir, \
+        Ok(_) => {
+            Err(DaemonError::new(format!("cache {}: another process uses it", cache.display()))
+                .with_hint(
+                    "One process uses a cache at a time: name another folder with --cache-dir, \
                  or serve several disks by one ringmill storage-daemon",
-            )),
+                ))
+        }
         // The file system has no such locks. The image's node says so, too.
         Err(_) => Ok(()),
     }

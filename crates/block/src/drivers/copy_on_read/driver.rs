@@ -50,20 +50,20 @@ impl BlockDriver for CopyOnReadOptions {
 
     fn open(&self, node: &mut OpenContext<'_>) -> Result<Arc<dyn BlockNode>, OpenError> {
         let child = node.child("file")?;
-        if self.cache && !node.options().read_only {
-            return Err(OpenError::new("cache=on needs read-only=on").with_hint(
+        if self.as_cache && !node.options().read_only {
+            return Err(OpenError::new("as-cache=on needs read-only=on").with_hint(
                 "Only what is read is stored in a cache. An overlay above the node takes writes",
             ));
         }
-        if self.max_size != 0 && !self.cache {
-            return Err(OpenError::new("max-size is for a cache").with_hint("Add cache=on"));
+        if self.max_size != 0 && !self.as_cache {
+            return Err(OpenError::new("max-size is for a cache").with_hint("Add as-cache=on"));
         }
         if node.is_look() {
             // Nothing is copied. The image below is open for reading, and those behind it have no names.
             return Ok(child);
         }
         let end = self.end(node)?;
-        let max_size = self.cache.then_some(self.max_size);
+        let max_size = self.as_cache.then_some(self.max_size);
         let name = node.name().to_owned();
         Ok(Arc::new(CopyOnReadNode::new(name, node.options(), (end, max_size), child)?))
     }

@@ -23,8 +23,8 @@ pub(super) struct CopyOnReadOptions {
     pub(super) file: BlockdevRef,
     /// `bottom`: the last image of the chain from which data is copied. `None` means the last of all.
     pub(super) bottom: Option<String>,
-    /// `cache`: the image is a cache of the image behind it, and has no data of its own.
-    pub(super) cache: bool,
+    /// `as-cache`: the image is a cache of the image behind it, and has no data of its own.
+    pub(super) as_cache: bool,
     /// `max-size`: bytes that a cache takes up at most. Zero means no limit.
     pub(super) max_size: u64,
 }
@@ -37,7 +37,7 @@ impl Driver {
 
     /// Returns the driver `copy-on-read` above an image that is a cache of at most `max_size` bytes. 0: no limit.
     pub fn caching(file: BlockdevRef, max_size: u64) -> Driver {
-        Driver::from(CopyOnReadOptions { file, bottom: None, cache: true, max_size })
+        Driver::from(CopyOnReadOptions { file, bottom: None, as_cache: true, max_size })
     }
 }
 
@@ -50,15 +50,15 @@ pub(super) static FIELDS: &[Field<Draft<CopyOnReadOptions>>] = &[
     )
     .at(&Text("<node-name>", |node: &mut Draft<CopyOnReadOptions>| &mut node.bottom)),
     Row::default(
-        "cache",
+        "as-cache",
         "off",
         "the image is a cache of the one behind it: a read succeeds although its data cannot be stored; needs read-only=on",
     )
-    .at(&Of(|node: &mut Draft<CopyOnReadOptions>| &mut node.cache)),
+    .at(&Of(|node: &mut Draft<CopyOnReadOptions>| &mut node.as_cache)),
     Row::default(
         "max-size",
         "0",
-        "with cache=on, bytes that the image takes up at most; 0 for no limit. Then nothing more is stored",
+        "with as-cache=on, bytes that the image takes up at most; 0 for no limit. Then nothing more is stored",
     )
     .at(&Size(|node: &mut Draft<CopyOnReadOptions>| &mut node.max_size)),
 ];
