@@ -402,6 +402,14 @@ fn errors_of_other_commands_are_those_of_qemu_img() {
         "convert -n -O raw src.qcow2 none",
         "convert -O qcow2 -o cluster_size=3k src.qcow2 x",
         "convert -O qcow2 src.qcow2 /none/x",
+        "convert -l none src.qcow2 x",
+        "convert -l snapshot.name=none src.qcow2 x",
+        "convert -f raw -l none src.qcow2 x",
+        "convert -l none src.qcow2 src.qcow2 x",
+        "convert --bitmaps src.qcow2 x",
+        "convert --bitmaps -f raw -O qcow2 src.qcow2 x",
+        "convert --bitmaps -O qcow2 src.qcow2 src.qcow2 x",
+        "convert --skip-broken-bitmaps -O qcow2 src.qcow2 x",
         "resize src.qcow2",
         "resize src.qcow2 1M",
         "resize src.qcow2 -1G",
@@ -412,6 +420,8 @@ fn errors_of_other_commands_are_those_of_qemu_img() {
         "check none",
         "check plain.raw",
         "snapshot -d none src.qcow2",
+        "snapshot -a none src.qcow2",
+        "snapshot -f raw -a none src.qcow2",
         "snapshot -c a -d b src.qcow2",
         "commit src.qcow2",
         "rebase src.qcow2",
@@ -557,6 +567,136 @@ fn sizes_snapshots_and_bitmaps_change_as_by_qemu_img() {
         list.starts_with("Snapshot list:\nID") && list.contains("two") && !list.contains("one "),
         "{list}"
     );
+}
+
+/// An image with two snapshots, of other sizes and contents than the disk.
+fn with_snapshots() -> Pair {
+    let pair = Pair::new();
+    pair.prepare(&[
+        "qemu-img create -q -f qcow2 -o cluster_size=4k src.qcow2 8M",
+        "qemu-io -c write~-P~1~0~3M -c write~-z~4M~1M src.qcow2",
+        "qemu-img snapshot -c 2 src.qcow2",
+        "qemu-img resize -q src.qcow2 12M",
+        "qemu-io -c write~-P~2~1M~10M -c discard~0~64k src.qcow2",
+        "qemu-img snapshot -c second src.qcow2",
+        "qemu-img resize -q --shrink src.qcow2 6M",
+        "qemu-io -c write~-P~3~2M~1M src.qcow2",
+    ]);
+    pair
+}
+
+#[test]
+fn a_snapshot_is_converted_as_by_qemu_img() {
+    let pair = with_snapshots();
+    // The second snapshot's id is the first one's name: an id comes first.
+    for (line, size) in [
+        ("convert -O raw -l second src.qcow2 out.raw", 12 << 20),
+        ("convert -O raw -l 2 src.qcow2 out.raw", 12 << 20),
+        ("convert -O raw -l snapshot.name=2 src.qcow2 out.raw", 8 << 20),
+        ("convert -O raw -l snapshot.id=1,snapshot.name=2 src.qcow2 out.raw", 8 << 20),
+    ] {
+        pair.same_words(line);
+        let of = |folder: &Path| fs::read(folder.join("out.raw")).unwrap();
+        let (ours, theirs) = (of(&pair.ours), of(&pair.theirs));
+        // qemu-img cuts the disk of then off where that of now ends.
+        assert_eq!(ours.len(), size, "{line}");
+        assert!(ours[..theirs.len()] == theirs, "{line}");
+    }
+}
+
+#[test]
+fn an_image_goes_back_to_a_snapshot_as_by_qemu_img() {
+    let pair = with_snapshots();
+    for line in
+        ["snapshot -a second src.qcow2", "snapshot -a 1 src.qcow2", "snapshot -a 2 src.qcow2"]
+    {
+        pair.same_words(line);
+        pair.theirs(&["convert", "-O", "raw", "src.qcow2", "out.raw"]);
+        let expected = pair.theirs.join("out.raw").display().to_string();
+        pair.assert_equal("src.qcow2", &expected, &[]);
+        // The snapshots are what they were, and nothing is counted wrong.
+        let ours = pair.ours.join("src.qcow2").display().to_string();
+        for check in [&["check", "-q", &ours] as &[&str], &["compare", "-q", &ours, "src.qcow2"]] {
+            let (code, _, errors) = pair.theirs(check);
+            assert_eq!(code, Some(0), "{line}: {check:?}: {errors}");
+        }
+        for snapshot in ["1", "2"] {
+            let of = |folder: &Path| {
+                let convert = ["convert", "-O", "raw", "-l", snapshot, "src.qcow2", "then.raw"];
+                let (code, _, errors) = ran(&tool("qemu-img"), folder, &convert);
+                assert_eq!(code, Some(0), "{errors}");
+                fs::read(folder.join("then.raw")).unwrap()
+            };
+            assert!(of(&pair.ours) == of(&pair.theirs), "{line}: snapshot {snapshot}");
+        }
+    }
+    // What is written then is in no snapshot.
+    let (_, _, errors) = ran(&tool("qemu-io"), &pair.ours, &["-c", "write -P 7 0 8M", "src.qcow2"]);
+    assert_eq!(errors, "");
+    pair.same_words("snapshot -a 2 src.qcow2");
+    let expected = pair.theirs.join("out.raw").display().to_string();
+    pair.assert_equal("src.qcow2", &expected, &[]);
+}
+
+#[test]
+fn bitmaps_are_converted_as_by_qemu_img() {
+    let pair = with_source();
+    pair.prepare(&[
+        "qemu-img bitmap --add -g 32k src.qcow2 a",
+        "qemu-io -c write~-P~1~1M~100k src.qcow2",
+        "qemu-img bitmap --add --disable src.qcow2 b",
+    ]);
+    pair.same_words("convert --bitmaps -O qcow2 src.qcow2 out.qcow2");
+    pair.same_words("convert --bitmaps -n -O qcow2 src.qcow2 out.qcow2");
+    let bitmaps = |folder: &Path| {
+        let info = ["info", "--output=json", "out.qcow2"];
+        let (_, text, _) = ran(&tool("qemu-img"), folder, &info);
+        let info: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let server = folder.join("out.sock");
+        let _ = fs::remove_file(&server);
+        let listen =
+            ["-f", "qcow2", "-r", "-B", "a", "--fork", "-k", server.to_str().unwrap(), "out.qcow2"];
+        let (code, _, errors) = ran(&tool("qemu-nbd"), folder, &listen);
+        assert_eq!(code, Some(0), "{errors}");
+        let options = format!(
+            "driver=nbd,server.type=unix,server.path={},x-dirty-bitmap=qemu:dirty-bitmap:a",
+            server.display()
+        );
+        let map = ["map", "--output=json", "--image-opts", &options];
+        let (code, map, errors) = ran(&tool("qemu-img"), folder, &map);
+        assert_eq!(code, Some(0), "{errors}");
+        (info["format-specific"]["data"]["bitmaps"].clone(), map)
+    };
+    let ours = bitmaps(&pair.ours);
+    assert!(ours.0.as_array().is_some_and(|all| all.len() == 2), "{ours:?}");
+    assert!(ours.1.contains("\"data\": false"), "a part is dirty: {}", ours.1);
+    assert_eq!(ours, bitmaps(&pair.theirs));
+}
+
+/// A server of a disk that cannot be read in one place.
+#[test]
+fn what_can_be_read_is_salvaged() {
+    let pair = Pair::new();
+    pair.prepare(&[
+        "qemu-img create -q -f raw src.raw 4M",
+        "qemu-io -f raw -c write~-P~5~0~4M src.raw",
+    ]);
+    let rules =
+        "[inject-error]\nevent = \"none\"\niotype = \"read\"\nsector = \"4099\"\nerrno = \"5\"\n";
+    fs::write(pair.ours.join("rules"), rules).unwrap();
+    let source = "driver=blkdebug,config=rules,image.driver=file,image.filename=src.raw";
+    let convert = |more: &[&str]| {
+        let last = ["--image-opts", source, "out.raw"];
+        pair.ours(&[&["convert", "-O", "raw"], more, &last].concat())
+    };
+    let (code, _, errors) = convert(&[]);
+    assert!(code == Some(1) && errors.contains("error while reading at byte"), "{errors}");
+    let (code, _, errors) = convert(&["--salvage"]);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains("error while reading at byte 2098688"), "{errors}");
+    let mut expected = vec![5; 4 << 20];
+    expected[4099 * 512..4100 * 512].fill(0);
+    assert!(fs::read(pair.ours.join("out.raw")).unwrap() == expected);
 }
 
 #[test]

@@ -80,7 +80,7 @@ pub use img::{
     BitmapAction, Cache as ImgCache, CommitOptions, Common as ImgCommon, CompareOptions,
     ConvertOptions, CreateOptions, DdOptions, ImgBitmapOptions, ImgCheckOptions, ImgCommand,
     InfoOptions, MapOptions, MeasureOptions, NewSize, RebaseOptions, ResizeOptions, SnapshotAction,
-    SnapshotOptions, asks_for_help,
+    SnapshotName, SnapshotOptions, asks_for_help,
 };
 pub use inventory::{ChainUse, Inventory, SourceUse, Steady, check_configuration};
 pub use journals::JournalsOptions;

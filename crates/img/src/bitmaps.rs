@@ -58,6 +58,58 @@ impl Images {
         changed.map_err(|error| error.of(format!("Operation {word} on bitmap {name} failed")))
     }
 
+    /// Checks that the persistent bitmaps of an image can be copied, all of them or with `skip_broken` those that are
+    /// consistent. Returns the others' names.
+    ///
+    /// # Errors
+    ///
+    /// The format has no bitmaps, or one is inconsistent.
+    pub fn check_bitmaps(&self, source: &Image, skip_broken: bool) -> Result<Vec<String>, Error> {
+        if self.nodes.node(&source.node_name)?.bitmap_store().is_none() {
+            return Err(Error::new("Source lacks bitmap support"));
+        }
+        let is_broken = |bitmap: &Arc<DirtyBitmap>| bitmap.storage() == Storage::Inconsistent;
+        let all = self.dirty_bitmaps(source).into_iter().filter(is_broken);
+        let broken: Vec<_> = all.map(|bitmap| bitmap.name().to_owned()).collect();
+        match broken.first() {
+            Some(name) if !skip_broken => {
+                let why = format!("Cannot copy inconsistent bitmap '{name}'");
+                Err(Error::new(why)
+                    .with_hint("Try --skip-broken-bitmaps, or use 'img bitmap --remove'"))
+            }
+            Some(_) | None => Ok(broken),
+        }
+    }
+
+    /// Copies the persistent bitmaps of an image that are consistent to another one, which has as many bytes.
+    ///
+    /// # Errors
+    ///
+    /// The target has a bitmap of that name already, has another size, or is full.
+    pub fn copy_bitmaps(&mut self, source: &Image, target: &Image) -> Result<(), Error> {
+        let all = self.dirty_bitmaps(source).into_iter();
+        for from in all.filter(|bitmap| bitmap.storage() != Storage::Inconsistent) {
+            let name = from.name();
+            let failed = |error: Error| error.of(format!("Failed to create bitmap {name}"));
+            self.add_bitmap(target, name, Some(from.bits().granularity())).map_err(failed)?;
+            let to = self.bitmap(target, name)?;
+            to.set_recording(from.is_recording());
+            if to.bits().size() != from.bits().size() {
+                return Err(Error::new(format!(
+                    "Failed to populate bitmap {name}: the target is of another size"
+                )));
+            }
+            to.bits().merge(from.bits());
+        }
+        Ok(())
+    }
+
+    /// The bitmaps of an image, the newest first, as in qemu-img.
+    fn dirty_bitmaps(&self, image: &Image) -> Vec<Arc<DirtyBitmap>> {
+        let tracking = self.nodes.tracking(&image.node_name);
+        tracking.map_or_else(Vec::new, |tracking| tracking.bitmaps())
+    }
+
     fn bitmap(&self, image: &Image, name: &str) -> Result<Arc<DirtyBitmap>, Error> {
         let tracking = self.nodes.tracking(&image.node_name);
         let found = tracking.and_then(|tracking| tracking.bitmap(name));

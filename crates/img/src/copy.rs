@@ -28,6 +28,8 @@ const ASKED: u64 = 1 << 30;
 const EXTENTS: usize = 256;
 /// Alignment of memory, bytes.
 const ALIGN: usize = 4096;
+/// The least that is tried of what cannot be read as a whole, bytes.
+const SECTOR: u64 = 512;
 
 /// How contents are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,11 +43,19 @@ pub struct CopyOptions {
     /// Only what images of the source's chain above this depth store is copied: 2 is the source itself. The target has, or
     /// shows, what the others have. `None`: all is copied.
     pub above: Option<u32>,
+    /// What cannot be read is zeroes, and a warning in the log.
+    pub salvage: bool,
 }
 
 impl Default for CopyOptions {
     fn default() -> CopyOptions {
-        CopyOptions { parallel: 8, sparse: 4096, target_is_zero: false, above: None }
+        CopyOptions {
+            parallel: 8,
+            sparse: 4096,
+            target_is_zero: false,
+            above: None,
+            salvage: false,
+        }
     }
 }
 
@@ -227,16 +237,20 @@ impl Copier {
             return self.ask();
         }
         let (channel, len) = (channel.clone(), (end - start).min(ASKED));
-        let is_all_data = self.options.sparse == 0;
+        let (is_all_data, salvage) = (self.options.sparse == 0, self.options.salvage);
         Some(Box::pin(async move {
             if is_all_data {
                 return Ok(Ended::Status(vec![Extent::own(len, ExtentState::Data)]));
             }
-            let extents = extents(&channel, start..start + len).await;
+            let found = extents(&channel, start..start + len).await;
+            let found = found.or_else(|errno| match salvage {
+                true => Ok(vec![Extent::own(len, ExtentState::Data)]),
+                false => Err(errno),
+            });
             let failed = |errno| {
                 Error::os(format!("error while reading block status at offset {start}"), errno)
             };
-            Ok(Ended::Status(extents.map_err(failed)?))
+            Ok(Ended::Status(found.map_err(failed)?))
         }))
     }
 
@@ -351,7 +365,10 @@ impl Job {
 
     async fn piece(&self, range: Range<u64>, from: u64, memory: &IoBufs) -> Result<(), Error> {
         let len = range.end - range.start;
-        let bufs = read(&self.source, from, part(memory, 0, len)).await?;
+        let bufs = match read(&self.source, from, part(memory, 0, len)).await {
+            Err(_) if self.options.salvage => self.salvage(from, memory, len).await,
+            read => read?,
+        };
         let mut at = range.start;
         while at < range.end {
             let is_zero = |start: u64, end: u64| {
@@ -378,6 +395,29 @@ impl Job {
             at = end;
         }
         Ok(())
+    }
+}
+
+impl Job {
+    /// Reads what can be read of a part, down to single sectors. The rest becomes zeroes.
+    async fn salvage(&self, from: u64, memory: &IoBufs, len: u64) -> IoBufs {
+        // A stack: the first part is the last entry.
+        let mut parts = vec![(0, len)];
+        while let Some((start, end)) = parts.pop() {
+            let Err(error) =
+                read(&self.source, from + start, part(memory, start, end - start)).await
+            else {
+                continue;
+            };
+            if end - start > SECTOR {
+                let middle = start + ((end - start) / 2).next_multiple_of(SECTOR);
+                parts.extend([(middle, end), (start, middle)]);
+                continue;
+            }
+            log::warn!("{error}; zeroes take its place");
+            part(memory, start, end - start).zero(0, (end - start) as usize);
+        }
+        part(memory, 0, len)
     }
 }
 

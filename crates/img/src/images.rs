@@ -169,13 +169,37 @@ impl Images {
         if access.compress {
             options = compressing(options).map_err(failed)?;
         }
+        self.open_resolved(options, is_guessed_raw).map_err(failed)
+    }
+
+    /// Opens an image for reading, as the disk was at an internal snapshot with that id.
+    ///
+    /// # Errors
+    ///
+    /// As of [`open`](Self::open); and there is no such snapshot, or the format has none.
+    pub fn open_snapshot(
+        &mut self,
+        source: &Source,
+        access: &Access,
+        id: &str,
+    ) -> Result<Image, Error> {
+        let access = Access { write: false, ..*access };
+        let failed = |error: Error| error.of(format!("Could not open '{}'", source.name));
+        let (options, is_guessed_raw) = self.resolve(source, &access).map_err(failed)?;
+        self.open_resolved(at_snapshot(options, id)?, is_guessed_raw).map_err(failed)
+    }
+
+    fn open_resolved(
+        &mut self,
+        mut options: BlockdevOptions,
+        is_guessed_raw: bool,
+    ) -> Result<Image, Error> {
         let node_name = self.next_name(&options);
         options.node_name = Some(node_name.clone());
         let node = self.patiently(|images| {
             images.nodes.open(&options).inspect_err(|_| drop(images.nodes.remove(&node_name)))
         });
-        let node = node.map_err(|error| failed(Error::from(error)))?;
-        Ok(Image { node_name, node, options, is_guessed_raw })
+        Ok(Image { node_name, node: node?, options, is_guessed_raw })
     }
 
     /// Closes an image. What was written is on stable storage on return.
@@ -314,7 +338,24 @@ pub(crate) fn block_on<T: 'static>(
 fn compressing(options: BlockdevOptions) -> Result<BlockdevOptions, Error> {
     let file = write_ref(&BlockdevRef::Inline(Box::new(options)));
     let object = [("driver", "compress".into()), ("discard", "unmap".into()), ("file", file)];
-    let object = object.map(|(name, value): (_, Value)| (name.to_owned(), value)).to_vec();
+    parsed(object.map(|(name, value): (_, Value)| (name.to_owned(), value)).to_vec())
+}
+
+/// The same image, at an internal snapshot.
+fn at_snapshot(options: BlockdevOptions, id: &str) -> Result<BlockdevOptions, Error> {
+    let format = options.driver.kind().name;
+    match write_ref(&BlockdevRef::Inline(Box::new(options))) {
+        Value::Object(mut object) if format == "qcow2" => {
+            object.push(("snapshot".to_owned(), id.into()));
+            parsed(object)
+        }
+        _ => Err(Error::new(format!(
+            "Block format '{format}' used by device '' does not support temporarily loading internal snapshots"
+        ))),
+    }
+}
+
+fn parsed(object: Object) -> Result<BlockdevOptions, Error> {
     let at = Context::new(Dialect::Json);
     match read_ref(Value::Object(object), Inherited::default(), &at)? {
         BlockdevRef::Inline(options) => Ok(*options),

@@ -30,6 +30,29 @@ impl Images {
         self.change(image, SnapshotChange::Delete(found.id.clone())).map_err(failed)
     }
 
+    /// Lets an image become what it was at an internal snapshot: an id or else a name.
+    ///
+    /// # Errors
+    ///
+    /// There is no such snapshot, or it is damaged; there is no space. The image is unchanged. It has dirty bitmaps, which would
+    /// not tell of the change.
+    pub fn apply_snapshot(&mut self, image: &Image, wanted: &str) -> Result<(), Error> {
+        let failed = |error: Error| error.of(format!("Could not apply snapshot '{wanted}'"));
+        let tracking = self.nodes.tracking(&image.node_name);
+        if tracking.is_some_and(|tracking| !tracking.bitmaps().is_empty()) {
+            return Err(failed(Error::new("Device has active dirty bitmaps"))
+                .with_hint("'img bitmap --remove' removes them"));
+        }
+        let Some(all) = image.node.snapshots() else {
+            return Err(failed(Error::new("Block driver does not support snapshots")));
+        };
+        let by_id = all.iter().find(|snapshot| snapshot.id == wanted);
+        let found = by_id.or_else(|| all.iter().find(|snapshot| snapshot.name == wanted));
+        let missing = "Failed to load snapshot: No such file or directory";
+        let found = found.ok_or_else(|| failed(Error::new(missing)))?;
+        self.change(image, SnapshotChange::Apply(found.id.clone())).map_err(failed)
+    }
+
     /// Returns the internal snapshots of an open image.
     pub fn snapshots(&self, image: &Image) -> Vec<InternalSnapshot> {
         image.node.snapshots().unwrap_or_default()

@@ -14,7 +14,7 @@ pub trait InternalSnapshots: Send + Sync {
     /// Returns all. `None`: this image has no room for any.
     fn list(&self) -> Option<Vec<InternalSnapshot>>;
 
-    /// Makes a snapshot of the disk, with all answered writes, or deletes one.
+    /// Makes a snapshot of the disk, with all answered writes, deletes one, or goes back to one.
     ///
     /// Requests in flight are answered first, later ones wait. When the future completes, the change is on stable
     /// storage. A kill leaves the image as it was, or as it is to be. The work runs on `event_loop`, which also awaits
@@ -52,6 +52,8 @@ pub enum SnapshotChange {
     Make(String),
     /// Deletes the one with this id.
     Delete(String),
+    /// The disk becomes what it was at the one with this id, and may get another size. Nothing else uses the node.
+    Apply(String),
 }
 
 /// Why internal snapshots were not changed.
@@ -61,7 +63,7 @@ pub enum SnapshotError {
     Os(Errno),
     /// The image's metadata is damaged.
     Damaged(String),
-    /// The metadata of the snapshot that was to be deleted is damaged. Nothing has changed.
+    /// The metadata of the snapshot that was to be deleted, or applied, is damaged. Nothing has changed.
     OfSnapshot(String),
 }
 

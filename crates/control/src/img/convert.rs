@@ -42,6 +42,28 @@ pub struct ConvertOptions {
     pub target_cache: Cache,
     /// `-T`.
     pub source_cache: Cache,
+    /// `-l`: an internal snapshot of the source.
+    pub snapshot: Option<SnapshotName>,
+    /// `--bitmaps`.
+    pub bitmaps: bool,
+    /// `--skip-broken-bitmaps`: those that cannot be copied are left out.
+    pub skip_broken_bitmaps: bool,
+    /// `--salvage`.
+    pub salvage: bool,
+}
+
+/// How an internal snapshot is named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SnapshotName {
+    /// Its id, or else its name.
+    Any(String),
+    /// What is not `None` has to be the snapshot's.
+    Exact {
+        /// `snapshot.id=`.
+        id: Option<String>,
+        /// `snapshot.name=`.
+        name: Option<String>,
+    },
 }
 
 impl CommonDraft for ConvertOptions {
@@ -74,6 +96,7 @@ pub(super) static CONVERT: Subcommand = Subcommand {
         ('t', "target-cache"),
         ('T', "source-cache"),
         ('U', "force-share"),
+        ('l', "snapshot"),
     ],
     commands: &[],
     examples: &[
@@ -89,8 +112,7 @@ pub(super) static CONVERT: Subcommand = Subcommand {
     ],
     read: |program, parser| {
         read_with(program, &CONVERT, OPTIONS, parser, start, |options| {
-            let options = finish(options)?;
-            Ok(ImgCommand::Convert(options))
+            Ok(ImgCommand::Convert(finish(options)?))
         })
     },
 };
@@ -117,6 +139,10 @@ fn start(arguments: Vec<OsString>) -> Result<ConvertOptions, OptionError> {
         parallel: 8,
         target_cache: Cache::Unsafe,
         source_cache: Cache::Writeback,
+        snapshot: None,
+        bitmaps: false,
+        skip_broken_bitmaps: false,
+        salvage: false,
     })
 }
 
@@ -133,9 +159,40 @@ fn finish(options: ConvertOptions) -> Result<ConvertOptions, OptionError> {
         }
         () if target_is_zero && !no_create => "--target-is-zero requires use of -n flag",
         () if target_image_opts && !no_create => "--target-image-opts requires use of -n flag",
+        () if options.snapshot.is_some() && options.sources.len() > 1 => {
+            "No support for concatenating multiple snapshot"
+        }
+        () if options.skip_broken_bitmaps && !options.bitmaps => {
+            "Use of --skip-broken-bitmaps requires --bitmaps"
+        }
+        () if options.bitmaps && options.sources.len() > 1 => {
+            "Copying bitmaps only possible with single source"
+        }
+        // They tell what has changed since a backup of the disk as it is.
+        () if options.bitmaps && options.snapshot.is_some() => {
+            "--bitmaps and -l (snapshot) cannot be used together"
+        }
         () => return Ok(options),
     };
     Err(OptionError::new(why))
+}
+
+/// `-l`.
+fn snapshot_name(text: &str) -> Result<SnapshotName, OptionError> {
+    if !text.starts_with("snapshot.") {
+        return Ok(SnapshotName::Any(text.to_owned()));
+    }
+    let (mut id, mut name) = (None, None);
+    for part in text.split(',') {
+        match part.split_once('=') {
+            Some(("snapshot.id", value)) => id = Some(value.to_owned()),
+            Some(("snapshot.name", value)) => name = Some(value.to_owned()),
+            Some(_) | None => {
+                return Err(OptionError::new(format!("Failed in parsing snapshot param '{text}'")));
+            }
+        }
+    }
+    Ok(SnapshotName::Exact { id, name })
 }
 
 /// `-S`: whole sectors.
@@ -192,6 +249,17 @@ static OPTIONS: &[Field<ConvertOptions>] = &[
         target_cache
     ),
     cache!(Row::default("source-cache", "writeback", "the same of the sources"), source_cache),
+    Row::optional(
+        "snapshot",
+        "the disk as it is",
+        "copy the disk at a snapshot inside the source: snapshot.id=<id>, snapshot.name=<name>, or one of both alone",
+    )
+    .text("<snapshot>", |to, text| put(&mut to.snapshot, Some(snapshot_name(&text)?))),
+    Row::optional("bitmaps", "", "copy the persistent dirty bitmaps, too").flag(|to| to.bitmaps = true),
+    Row::optional("skip-broken-bitmaps", "", "leave out bitmaps that are inconsistent; with --bitmaps")
+        .flag(|to| to.skip_broken_bitmaps = true),
+    Row::optional("salvage", "", "write zeroes, and a warning, where a source cannot be read")
+        .flag(|to| to.salvage = true),
     ConvertOptions::FORCE_SHARE,
     ConvertOptions::OBJECT,
 ];

@@ -24,7 +24,7 @@ pub use check::ImgCheckOptions;
 pub use commit::CommitOptions;
 pub use common::{Cache, Common};
 pub use compare::CompareOptions;
-pub use convert::ConvertOptions;
+pub use convert::{ConvertOptions, SnapshotName};
 pub use create::CreateOptions;
 pub use dd::DdOptions;
 pub use info::InfoOptions;

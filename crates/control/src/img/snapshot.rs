@@ -26,6 +26,8 @@ pub enum SnapshotAction {
     Create(String),
     /// `-d`: it is deleted.
     Delete(String),
+    /// `-a`: the image goes back to the one with this id, or else name.
+    Apply(String),
 }
 
 /// What was given.
@@ -45,9 +47,9 @@ impl CommonDraft for Draft {
 pub(super) static SNAPSHOT: Subcommand = Subcommand {
     name: "img snapshot",
     usage: "[options] <image>",
-    help: "list, make and delete snapshots within an image",
-    about: "Lists the snapshots within a qcow2 image that is not in use, makes one, or deletes one. To go back to a snapshot \
-            (-a of qemu-img) is not offered.",
+    help: "list, make, delete and apply snapshots within an image",
+    about: "Lists the snapshots within a qcow2 image that is not in use, makes one, deletes one, or lets the image go back to \
+            one. What was written since is lost then, unless a snapshot has it.",
     options: || erased(OPTIONS),
     letters: &[
         ('l', "list"),
@@ -87,11 +89,13 @@ static OPTIONS: &[Field<Draft>] = &[
         draft.actions.push(SnapshotAction::Delete(name));
         Ok(())
     }),
-    Field::unoffered("apply", |_, _, _, _| {
-        Err(OptionError::new(
-            "-a is not supported by ringmill: boot from the snapshot with QEMU, or use qemu-img",
-        ))
-    }),
+    Row::optional("apply", "", "go back to a snapshot: an id, or else a name").text(
+        "<snapshot>",
+        |draft, name| {
+            draft.actions.push(SnapshotAction::Apply(name));
+            Ok(())
+        },
+    ),
     Draft::QUIET,
     Draft::FORMAT,
     Draft::IMAGE_OPTS,

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use control::{ConvertOptions, asks_for_help};
+use control::{ConvertOptions, SnapshotName, asks_for_help};
 use daemon::DaemonError;
 use img::{Access, CopyOptions, Image, Images, NewImage, Source, Target, list_options};
 
@@ -29,9 +29,14 @@ pub(super) fn run(options: &ConvertOptions) -> Result<ExitCode, DaemonError> {
     let mut sources = Vec::new();
     for name in &options.sources {
         let source = source(name, &options.common);
-        sources.push(images.open(&source, &access).map_err(failed)?);
+        let opened = match &options.snapshot {
+            Some(wanted) => open_snapshot(&mut images, &source, &access, wanted)?,
+            None => images.open(&source, &access).map_err(failed)?,
+        };
+        sources.push(opened);
     }
     known.map_err(failed)?;
+    check_bitmaps(&images, &sources, options, format)?;
     let size = sources.iter().map(Image::size).sum();
     if options.no_create {
         let source = Source {
@@ -46,7 +51,7 @@ pub(super) fn run(options: &ConvertOptions) -> Result<ExitCode, DaemonError> {
                 target.size()
             )));
         }
-        copy(&images, &sources, &target, options, options.target_is_zero)?;
+        copy(&mut images, &sources, &target, options, options.target_is_zero)?;
         sources.push(target);
         sources.into_iter().try_for_each(|image| images.close(image)).map_err(failed)?;
         return Ok(ExitCode::SUCCESS);
@@ -88,7 +93,7 @@ pub(super) fn run(options: &ConvertOptions) -> Result<ExitCode, DaemonError> {
     let behind = behind.transpose().map_err(failed)?;
     let target = open_target(&mut images, source, behind.as_ref(), options, format);
     let target = target.map_err(|error| renamed(error, &place))?;
-    let copied = copy(&images, &sources, &target, options, reads_zero);
+    let copied = copy(&mut images, &sources, &target, options, reads_zero);
     copied.map_err(|error| renamed(error, &place))?;
     images.close(target).map_err(failed)?;
     sources.into_iter().chain(behind).try_for_each(|image| images.close(image)).map_err(failed)?;
@@ -137,7 +142,7 @@ fn open_target(
 }
 
 fn copy(
-    images: &Images,
+    images: &mut Images,
     sources: &[Image],
     target: &Image,
     options: &ConvertOptions,
@@ -148,6 +153,7 @@ fn copy(
         sparse: options.sparse,
         target_is_zero,
         above: options.backing.as_ref().map(|_| 2),
+        salvage: options.salvage,
     };
     let total = sources.iter().map(Image::size).sum();
     let mut progress = Progress::new(options.common.progress && !options.common.quiet, total);
@@ -155,7 +161,55 @@ fn copy(
     if options.common.progress && !options.common.quiet {
         print("\n");
     }
-    copied.map_err(failed)
+    copied.map_err(failed)?;
+    match sources {
+        [source] if options.bitmaps => images.copy_bitmaps(source, target).map_err(failed),
+        _ => Ok(()),
+    }
+}
+
+/// Opens the source at one of its snapshots.
+fn open_snapshot(
+    images: &mut Images,
+    source: &Source,
+    access: &Access,
+    wanted: &SnapshotName,
+) -> Result<Image, DaemonError> {
+    let of = |error: DaemonError| DaemonError::new(format!("Failed to load snapshot: {error}"));
+    let info = images.info(source, access).map_err(failed)?;
+    let has = |id: Option<&str>, name: Option<&str>| {
+        info.snapshots.iter().find(|snapshot| {
+            id.is_none_or(|id| snapshot.id == id) && name.is_none_or(|name| snapshot.name == name)
+        })
+    };
+    let found = match wanted {
+        SnapshotName::Any(text) => has(Some(text), None).or_else(|| has(None, Some(text))),
+        SnapshotName::Exact { id, name } => has(id.as_deref(), name.as_deref()),
+    };
+    let id = match found {
+        Some(snapshot) => &snapshot.id,
+        None if info.format == "qcow2" => return Err(of(DaemonError::new("Can't find snapshot"))),
+        None => "",
+    };
+    images.open_snapshot(source, access, id).map_err(|error| of(failed(error)))
+}
+
+/// Checks, before anything is copied, that the bitmaps can be.
+fn check_bitmaps(
+    images: &Images,
+    sources: &[Image],
+    options: &ConvertOptions,
+    format: &str,
+) -> Result<(), DaemonError> {
+    let ([source], true) = (sources, options.bitmaps) else { return Ok(()) };
+    if format != "qcow2" {
+        return Err(DaemonError::new(format!("Format driver '{format}' does not support bitmaps")));
+    }
+    let broken = images.check_bitmaps(source, options.skip_broken_bitmaps).map_err(failed)?;
+    for name in broken {
+        log::warn!("Skipping inconsistent bitmap '{name}'");
+    }
+    Ok(())
 }
 
 /// How far a command is, as qemu-img prints it.

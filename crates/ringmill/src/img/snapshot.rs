@@ -4,19 +4,21 @@ use std::process::ExitCode;
 
 use control::{SnapshotAction, SnapshotOptions};
 use daemon::DaemonError;
-use img::Access;
+use img::{Access, Error, Image, Images};
 
 use super::confine::Files;
 use super::text::{date, table};
 use super::{failed, images, print, source};
 
-/// Lists, makes or deletes snapshots.
+/// Lists, makes, deletes or applies snapshots.
 pub(super) fn run(options: &SnapshotOptions) -> Result<ExitCode, DaemonError> {
     let SnapshotOptions { common, image: name, action } = options;
     let names = [name.as_str()];
     let files = match action {
         SnapshotAction::List => Files::Read(name),
-        SnapshotAction::Create(_) | SnapshotAction::Delete(_) => Files::Change(&names),
+        SnapshotAction::Create(_) | SnapshotAction::Delete(_) | SnapshotAction::Apply(_) => {
+            Files::Change(&names)
+        }
     };
     let mut images = images(common, files)?;
     let source = source(name, common);
@@ -27,6 +29,12 @@ pub(super) fn run(options: &SnapshotOptions) -> Result<ExitCode, DaemonError> {
         alone: true,
         ..Access::READ
     };
+    let change = |images: &mut Images,
+                  change: &dyn Fn(&mut Images, &Image) -> Result<(), Error>| {
+        let image = images.open(&source, &access(true)).map_err(failed)?;
+        change(images, &image).map_err(failed)?;
+        images.close(image).map_err(failed)
+    };
     match action {
         SnapshotAction::List => {
             let info = images.info(&source, &access(false)).map_err(failed)?;
@@ -36,14 +44,13 @@ pub(super) fn run(options: &SnapshotOptions) -> Result<ExitCode, DaemonError> {
             }
         }
         SnapshotAction::Create(snapshot) => {
-            let image = images.open(&source, &access(true)).map_err(failed)?;
-            images.make_snapshot(&image, snapshot).map_err(failed)?;
-            images.close(image).map_err(failed)?;
+            change(&mut images, &|images, image| images.make_snapshot(image, snapshot))?;
         }
         SnapshotAction::Delete(snapshot) => {
-            let image = images.open(&source, &access(true)).map_err(failed)?;
-            images.delete_snapshot(&image, snapshot).map_err(failed)?;
-            images.close(image).map_err(failed)?;
+            change(&mut images, &|images, image| images.delete_snapshot(image, snapshot))?;
+        }
+        SnapshotAction::Apply(snapshot) => {
+            change(&mut images, &|images, image| images.apply_snapshot(image, snapshot))?;
         }
     }
     Ok(ExitCode::SUCCESS)

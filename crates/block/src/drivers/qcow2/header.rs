@@ -162,6 +162,28 @@ impl Header {
         kept_autoclear(self.bitmaps.is_some(), self.data_file_raw)
     }
 
+    /// The header of another disk in the image, of so many bytes, whose L1 table is at `l1`.
+    ///
+    /// # Errors
+    ///
+    /// The table cannot be there, or is too small.
+    pub(super) fn at(&self, size: u64, l1: Range<u64>) -> Result<Header, OpenError> {
+        let len = l1.end - l1.start;
+        check_tables(
+            size,
+            self.cluster,
+            reach(self.cluster, self.extended_l2),
+            l1.start,
+            len / ENTRY,
+        )?;
+        Ok(Header {
+            size: size - size % SECTOR,
+            l1_table: (l1.start, len),
+            bitmaps: None,
+            ..self.clone()
+        })
+    }
+
     /// Bytes that are mapped as a whole: a subcluster, or a cluster.
     pub(crate) fn unit(&self) -> u64 {
         if self.extended_l2 { self.cluster / SUBCLUSTERS } else { self.cluster }
@@ -243,8 +265,7 @@ impl Header {
             let unit = cluster / SUBCLUSTERS;
             return Err(OpenError::new(format!("Unsupported subcluster size: {unit}")));
         }
-        let reach = cluster * (cluster / if extended_l2 { 2 * ENTRY } else { ENTRY });
-        check_tables(size, cluster, reach, u64_at(40), u32_at(36).into())?;
+        check_tables(size, cluster, reach(cluster, extended_l2), u64_at(40), u32_at(36).into())?;
         let refcount_table = (u64_at(48), u64::from(u32_at(56)) << cluster_bits);
         check_table("refcount table", refcount_table.0, refcount_table.1, cluster)?;
         if refcount_table.1 > MAX_REFCOUNT_TABLE {
@@ -341,6 +362,11 @@ fn check_features(incompatible: u64, purpose: Purpose) -> Result<(), OpenError> 
         return Err(OpenError::new(format!("Unsupported qcow2 feature(s): {unknown:#x}")));
     }
     Ok(())
+}
+
+/// Bytes of the disk that an L2 table maps.
+fn reach(cluster: u64, extended_l2: bool) -> u64 {
+    cluster * (cluster / if extended_l2 { 2 * ENTRY } else { ENTRY })
 }
 
 /// Checks the disk's size and the L1 table, `entries` at `offset`. `reach`: bytes of the disk that an L2 table maps.

@@ -146,7 +146,9 @@ impl Metadata {
 
     /// The header leads to other tables from now on. Nothing is kept.
     pub(super) fn switch(&self, roots: &Roots) {
-        lock(&self.state).layout.switch(roots);
+        let mut state = lock(&self.state);
+        state.layout.switch(roots);
+        state.size = roots.size.unwrap_or(state.size);
     }
 
     /// From now on the header is to say that the disk has so many bytes, whatever the engine has it say.

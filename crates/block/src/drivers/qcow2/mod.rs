@@ -351,6 +351,9 @@ impl InternalSnapshots for Qcow2Node {
                 SnapshotChange::Delete(id) => {
                     self.image.delete_snapshot(&channels, &id, self.pass_discard_snapshot).await
                 }
+                SnapshotChange::Apply(id) => {
+                    self.image.apply_snapshot(&channels, &id, self.pass_discard_snapshot).await
+                }
             };
             if changed.is_err() {
                 let damages = self.damages.as_ref();

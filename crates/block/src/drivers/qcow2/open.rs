@@ -277,6 +277,10 @@ impl Opening {
         for sentence in options.unheeded.sentences() {
             log::warn!("qcow2 image of node '{name}': {sentence}");
         }
+        if options.snapshot.is_some() && !self.read_only {
+            let why = "A disk at a snapshot is for reading";
+            return Err(OpenError::new(why).with_hint("read-only=on opens the image for reading"));
+        }
         let Opening {
             file,
             mut start,
@@ -366,6 +370,13 @@ impl Opening {
         }
         if writes_now && (header.loses_autoclear || header.has_stale_bitmaps) {
             end_autoclear(&name, &below, &header).map_err(|error| failed(&name, "open", &error))?;
+        }
+        if let Some(wanted) = &options.snapshot {
+            let (found, wanted, end) = (header.clone(), wanted.clone(), below.file_end());
+            let found = run_apart(&below, move |channels| async move {
+                snapshots::header_at(&channels, &found, end, &wanted).await
+            });
+            header = found.map_err(|error| failed(&name, "open", &error))?;
         }
         let bitmaps = match header.bitmaps {
             Some(extension) => {

@@ -10,7 +10,7 @@ use crate::options::{
 };
 
 use crate::driver::{DriverKind, OptionTable};
-use ::options::place::{Checked, Custom, Of, Place};
+use ::options::place::{Checked, Custom, Of, Place, Text};
 use ::options::shape::Shape;
 use ::options::table::{Context, Field, Kind, Need, Row, only_off};
 use ::options::{OptionError, Value};
@@ -57,6 +57,8 @@ pub struct Qcow2Options {
     pub caches: CacheSizes,
     /// `encrypt`: the password of an encrypted image.
     pub encrypt: Option<Encrypt>,
+    /// `snapshot`: the disk is shown as at that internal snapshot, an id or else a name.
+    pub snapshot: Option<String>,
 }
 
 /// What lies behind an image.
@@ -266,4 +268,10 @@ pub(super) static FIELDS: &[Field<Node>] = &[
             write: |node| node.encrypt.as_ref().map(Encrypt::write),
         },
     ),
+    Row::optional(
+        "snapshot",
+        "the disk as it is",
+        "show the disk at an internal snapshot, for reading: its id, or else its name",
+    )
+    .at(&Text("<id or name>", |node: &mut Node| &mut node.snapshot)),
 ];

@@ -81,7 +81,7 @@ impl Image {
     }
 
     /// Bytes of the disk that an L2 table maps.
-    fn reach(&self) -> u64 {
+    pub(super) fn reach(&self) -> u64 {
         let entry = if self.unit < self.cluster { 2 * ENTRY } else { ENTRY };
         self.cluster * (self.cluster / entry)
     }

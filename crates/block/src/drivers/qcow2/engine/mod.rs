@@ -41,7 +41,9 @@ pub(super) use self::owners::Owner;
 use self::owners::Owners;
 use self::packed::Packing;
 pub(super) use self::packed::{Packed, UNIT};
-pub(super) use self::snapshot::{SnapshotChange, SwitchError, SwitchRooms, TableFile, prepare};
+pub(super) use self::snapshot::{
+    Applied, SnapshotChange, SwitchError, SwitchRooms, TableFile, prepare,
+};
 pub(super) use self::switch::Roots;
 use self::tables::Tables;
 use super::access::Place;

@@ -1,6 +1,6 @@
 //! The change to other tables that are in the file already, all at once.
 //!
-//! [Internal snapshots](super::super::snapshots) are made and deleted beside the tables in use. The header then leads to the
+//! [Internal snapshots](super::super::snapshots) are made, deleted and applied beside the tables in use. The header then leads to the
 //! new tables.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use super::entry::table;
 use super::held::Intervals;
 use super::owners::Owner;
 use super::{Engine, Format};
-use crate::drivers::qcow2::steps::{ENTRY, SECTOR};
+use crate::drivers::qcow2::steps::{ENTRY, SECTOR, SIZE};
 
 /// In the header: number of internal snapshots, and the first byte of their table.
 const SNAPSHOTS: Range<usize> = 60..64;
@@ -30,6 +30,8 @@ pub(in super::super) struct Roots {
     pub(in super::super) refcounts_at: u64,
     /// The number of internal snapshots, and the first byte of their table.
     pub(in super::super) snapshots: (u32, u64),
+    /// Bytes of the disk, if they change.
+    pub(in super::super) size: Option<u64>,
     /// Metadata of snapshots: its bytes in the file.
     pub(in super::super) places: Vec<(Range<u64>, Owner)>,
 }
@@ -66,6 +68,9 @@ impl Roots {
         header[REFCOUNTS_CLUSTERS].copy_from_slice(&(clusters as u32).to_be_bytes());
         header[SNAPSHOTS].copy_from_slice(&self.snapshots.0.to_be_bytes());
         header[SNAPSHOTS_AT].copy_from_slice(&self.snapshots.1.to_be_bytes());
+        if let Some(size) = self.size {
+            header[SIZE].copy_from_slice(&size.to_be_bytes());
+        }
     }
 }
 
@@ -79,6 +84,7 @@ impl Engine {
             refcounts: self.refcounts.clone(),
             refcounts_at: self.refcounts_at,
             snapshots: (0, 0),
+            size: None,
             places: Vec::new(),
         }
     }
@@ -118,6 +124,7 @@ impl Engine {
         for (bytes, owner) in &roots.places {
             own.add_range(clusters(bytes.clone()), *owner);
         }
+        self.l2.grow(roots.l1.len());
         roots.l1 = self.l1.replace(std::mem::take(&mut roots.l1));
         std::mem::swap(&mut self.refcounts, &mut roots.refcounts);
         (self.l1_at, self.refcounts_at) = (roots.l1_at, roots.refcounts_at);

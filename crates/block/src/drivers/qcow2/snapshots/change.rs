@@ -1,4 +1,4 @@
-//! Making and deleting internal snapshots of an image in use.
+//! Making, deleting and applying internal snapshots of an image in use.
 //!
 //! All requests of all loops wait: the whole disk is claimed. All metadata is written to the file. What the change needs is
 //! [prepared](engine::prepare) beside the tables in use, then one sector of the header leads to it. A kill or a power cut leaves
@@ -15,11 +15,11 @@ use super::{MAX_NAME, MAX_SNAPSHOTS, MAX_TABLE, Snapshot, places};
 use crate::drivers::qcow2::context::{Channels, Transfer};
 use crate::drivers::qcow2::core::Reserved;
 use crate::drivers::qcow2::engine::{
-    self, Room, Roots, SnapshotChange, SwitchError, SwitchRooms, TableFile,
+    self, Applied, Room, Roots, SnapshotChange, SwitchError, SwitchRooms, TableFile,
 };
 use crate::drivers::qcow2::image::Image;
 use crate::drivers::qcow2::rooms::Rooms;
-use crate::drivers::qcow2::steps::{SECTOR, read};
+use crate::drivers::qcow2::steps::{ENTRY, SECTOR, read};
 use crate::drivers::qcow2::storage::sync;
 use crate::node::{InternalSnapshot, SnapshotError};
 use crate::request::Part;
@@ -134,7 +134,7 @@ impl Image {
         }
         let (l1_len, _) = lock(&self.core).engine.lens();
         let size = self.size();
-        self.change(channels, |made| {
+        self.change(channels, l1_len, |made| {
             all.push(Snapshot::new(told, made..made + l1_len, size));
             (SnapshotChange::Make(made), all)
         })
@@ -161,7 +161,45 @@ impl Image {
         if let Some(why) = deleted.fault {
             return Err(SnapshotError::OfSnapshot(why.to_owned()));
         }
-        let freed = self.change(channels, |_| (SnapshotChange::Delete(deleted.l1), all)).await?;
+        let (l1_len, _) = lock(&self.core).engine.lens();
+        let delete = SnapshotChange::Delete(deleted.l1);
+        let freed = self.change(channels, l1_len, |_| (delete, all)).await?;
+        drop(claim);
+        if pass {
+            self.punch_free(channels, freed).await;
+        }
+        Ok(())
+    }
+
+    /// The disk becomes what it was at a snapshot, with the size of then. On stable storage on return. `pass`: as of
+    /// [`delete_snapshot`](Self::delete_snapshot).
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT`: there is none with that id. `EINVAL`: as of [`make_snapshot`](Self::make_snapshot).
+    pub(in super::super) async fn apply_snapshot(
+        &self,
+        channels: &Channels,
+        id: &str,
+        pass: bool,
+    ) -> Result<(), SnapshotError> {
+        let _turn = self.resizing.lock().await;
+        let claim = self.claim(0..self.size(), true).await;
+        let all = lock(&self.snapshots).all.clone();
+        let found = all.iter().find(|snapshot| snapshot.told.id == id).ok_or(Errno::ENOENT)?;
+        if let Some(why) = found.fault {
+            return Err(SnapshotError::OfSnapshot(why.to_owned()));
+        }
+        let (l1, size) = (found.l1.clone(), found.disk_size.unwrap_or(self.size()));
+        let entries = size.div_ceil(self.reach());
+        if !size.is_multiple_of(SECTOR as u64) || entries * ENTRY as u64 > l1.end - l1.start {
+            return Err(SnapshotError::OfSnapshot("L1 table is too small".to_owned()));
+        }
+        let (l1_len, _) = lock(&self.core).engine.lens();
+        let l1_len = l1_len.max(entries * ENTRY as u64);
+        let applied = SnapshotChange::Apply(Applied { l1, entries: entries as usize, size });
+        let freed = self.change(channels, l1_len, |_| (applied, all)).await?;
+        self.set_size(size);
         drop(claim);
         if pass {
             self.punch_free(channels, freed).await;
@@ -187,11 +225,12 @@ impl Image {
         }
     }
 
-    /// Changes the snapshots. The caller has claimed the whole disk. `change` gets the place for an L1 table. Returns the
-    /// clusters that have become free.
+    /// Changes the snapshots. The caller has claimed the whole disk. `change` gets the place for an L1 table of `l1_len`
+    /// bytes. Returns the clusters that have become free.
     async fn change(
         &self,
         channels: &Channels,
+        l1_len: u64,
         change: impl FnOnce(u64) -> (SnapshotChange, Vec<Snapshot>),
     ) -> Result<Vec<Range<u64>>, SnapshotError> {
         if self.damage.is_damaged() {
@@ -201,7 +240,7 @@ impl Image {
         self.shared.settle_writes().await;
         lock(&self.core).engine.release_coming();
         let mut rooms = Rooms::new(self, channels);
-        let changed = self.try_change(channels, &mut rooms, change).await;
+        let changed = self.try_change(channels, &mut rooms, l1_len, change).await;
         // They are in use if the header may lead to them.
         if changed.is_err() && !self.damage.is_damaged() {
             rooms.give_back(&rooms.counted).await;
@@ -216,9 +255,9 @@ impl Image {
         &self,
         channels: &Channels,
         rooms: &mut Rooms<'_>,
+        l1_len: u64,
         change: impl FnOnce(u64) -> (SnapshotChange, Vec<Snapshot>),
     ) -> Result<Vec<Range<u64>>, SnapshotError> {
-        let (l1_len, _) = lock(&self.core).engine.lens();
         let clusters = |len: u64| len.div_ceil(self.cluster);
         let made = rooms.take(clusters(l1_len)).await?;
         let (change, all) = change(made);
@@ -227,10 +266,10 @@ impl Image {
             return Err(Errno::EFBIG.into());
         }
         let mut taken = SwitchRooms {
-            // Of a snapshot that is deleted, none is needed.
             l1: match change {
                 SnapshotChange::Make(_) => rooms.take(clusters(l1_len)).await?,
-                SnapshotChange::Delete(_) => made,
+                // A snapshot that is deleted, or stays, needs none.
+                SnapshotChange::Delete(_) | SnapshotChange::Apply(_) => made,
             },
             snapshots: rooms.take(clusters(table.len() as u64)).await?,
             ..SwitchRooms::default()

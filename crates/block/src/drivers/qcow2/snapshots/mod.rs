@@ -46,6 +46,8 @@ pub(super) struct Snapshot {
     bytes: Vec<u8>,
     /// Bytes of its extra data.
     extra: u64,
+    /// Bytes of the disk, if its entry has them.
+    disk_size: Option<u64>,
     /// Why its L1 table is not used.
     fault: Option<&'static str>,
 }
@@ -87,6 +89,7 @@ impl Snapshot {
             l1: l1_at..l1_at.saturating_add(l1_len),
             bytes: bytes.to_vec(),
             extra,
+            disk_size: in_extra(1),
             fault: None,
         })
     }
@@ -136,8 +139,33 @@ impl Snapshot {
         bytes.extend(told.id.as_bytes());
         bytes.extend(told.name.as_bytes());
         bytes.resize(bytes.len().next_multiple_of(8), 0);
-        Snapshot { told, l1, bytes, extra: EXTRA_ICOUNT, fault: None }
+        Snapshot { told, l1, bytes, extra: EXTRA_ICOUNT, disk_size: Some(disk_size), fault: None }
     }
+}
+
+/// The header of the disk at a snapshot, which an id or else a name tells, in a file that ends at `file_end`.
+///
+/// # Errors
+///
+/// There is no such snapshot, or it is damaged.
+pub(super) async fn header_at(
+    channels: &Channels,
+    header: &Header,
+    file_end: u64,
+    wanted: &str,
+) -> io::Result<Header> {
+    let (all, _) = read_all(channels, header, file_end).await?;
+    let by_id = all.iter().find(|snapshot| snapshot.told.id == wanted);
+    let found = by_id.or_else(|| all.iter().find(|snapshot| snapshot.told.name == wanted));
+    let missing =
+        || io::Error::new(io::ErrorKind::NotFound, format!("Can't find snapshot '{wanted}'"));
+    let found = found.ok_or_else(missing)?;
+    let damaged = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    if let Some(why) = found.fault {
+        return Err(damaged(why.to_owned()));
+    }
+    let size = found.disk_size.unwrap_or(header.size);
+    header.at(size, found.l1.clone()).map_err(|error| damaged(error.to_string()))
 }
 
 /// Adds the places of internal snapshots of a file that ends at `file_end`, for a check.

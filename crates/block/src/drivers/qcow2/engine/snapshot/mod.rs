@@ -1,4 +1,4 @@
-//! Making and deleting an internal snapshot, beside the tables in use.
+//! Making, deleting and applying an internal snapshot, beside the tables in use.
 //!
 //! Nothing that the header leads to is changed. New refcount blocks, L2 tables and L1 tables are written to reserved clusters,
 //! which the file has as free. The new counts have them, and not the old tables that the change frees. Then one
@@ -43,7 +43,7 @@ pub(in super::super) enum SwitchError {
     Os(Errno),
     /// The metadata is damaged.
     Damaged(String),
-    /// That of the snapshot that was to be deleted is.
+    /// That of the snapshot that was to be deleted, or applied, is.
     OfSnapshot(String),
 }
 
@@ -92,6 +92,19 @@ pub(in super::super) enum SnapshotChange {
     Make(u64),
     /// The snapshot with this L1 table is deleted: bytes of the file.
     Delete(Range<u64>),
+    /// The disk becomes that of the snapshot with this L1 table.
+    Apply(Applied),
+}
+
+/// A snapshot that a disk goes back to.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Applied {
+    /// Its L1 table, bytes of the file.
+    pub(in super::super) l1: Range<u64>,
+    /// Entries of the table that map the disk. Those behind have the state of a virtual machine.
+    pub(in super::super) entries: usize,
+    /// Bytes of the disk.
+    pub(in super::super) size: u64,
 }
 
 /// Makes the new tables. Returns them, and the clusters that become free when the header leads to them.
@@ -130,6 +143,15 @@ async fn prepare_with<F: TableFile>(
             work.give_up_snapshot(snapshot.clone()).await?;
             work.own(&old.l1).await?
         }
+        SnapshotChange::Apply(snapshot) => {
+            let mut l1 = work.share_snapshot(snapshot).await.map_err(SwitchError::of_snapshot)?;
+            l1.resize(l1.len().max(old.l1.len()), 0);
+            // After that, or clusters of both would seem to be free in between.
+            if let Some(cluster) = work.lower_tables(&old.l1).await? {
+                return Err(uncounted(cluster));
+            }
+            l1
+        }
     };
     let len = |entries: &[u64]| (entries.len() * ENTRY) as u64;
     work.lower_all(old.l1_at..old.l1_at + len(&old.l1)).await?;
@@ -147,8 +169,12 @@ async fn prepare_with<F: TableFile>(
     work.put_table(rooms.refcounts, &refcounts).await?;
     work.counts.write(work.file).await?;
     let Counts { new, free, .. } = work.counts;
-    let roots =
-        Roots { l1, l1_at: rooms.l1, refcounts: new, refcounts_at: rooms.refcounts, ..old.clone() };
+    let size = match change {
+        SnapshotChange::Apply(snapshot) => Some(snapshot.size),
+        SnapshotChange::Make(_) | SnapshotChange::Delete(_) => None,
+    };
+    let (l1_at, refcounts_at) = (rooms.l1, rooms.refcounts);
+    let roots = Roots { l1, l1_at, refcounts: new, refcounts_at, size, ..old.clone() };
     Ok((roots, free))
 }
 
@@ -278,9 +304,22 @@ impl<F: TableFile> Work<'_, F> {
     /// Lowers the counts of a snapshot's tables and data. Returns a cluster that has no users left and is used all the
     /// same, if there is one.
     async fn lower_snapshot(&mut self, l1: Range<u64>) -> Result<Option<u64>, SwitchError> {
+        let entries = self.read_l1(&l1).await?;
+        let uncounted = self.lower_tables(&entries).await?;
+        self.lower_all(l1).await?;
+        Ok(uncounted)
+    }
+
+    async fn read_l1(&mut self, l1: &Range<u64>) -> Result<Vec<u64>, SwitchError> {
         let bytes = self.file.read(l1.start, (l1.end - l1.start) as usize).await?;
-        for nth in 0..bytes.len() / ENTRY {
-            let Some((at, _)) = table(entry_at(&bytes, nth), &self.format)? else { continue };
+        Ok((0..bytes.len() / ENTRY).map(|nth| entry_at(&bytes, nth)).collect())
+    }
+
+    /// Lowers the counts of L2 tables and of the data behind them, and returns what [`lower_snapshot`](Self::lower_snapshot)
+    /// does.
+    async fn lower_tables(&mut self, l1: &[u64]) -> Result<Option<u64>, SwitchError> {
+        for entry in l1 {
+            let Some((at, _)) = table(*entry, &self.format)? else { continue };
             let l2 = self.read_l2(at).await?;
             // What other users of the table lead to stays in use too.
             let is_used = self.lower(at).await? > 0;
@@ -294,8 +333,31 @@ impl<F: TableFile> Work<'_, F> {
                 }
             }
         }
-        self.lower_all(l1).await?;
         Ok(None)
+    }
+
+    /// The tables and data of a snapshot get another user, the disk. Returns the L1 table for that.
+    async fn share_snapshot(&mut self, snapshot: &Applied) -> Result<Vec<u64>, SwitchError> {
+        let mut l1 = self.read_l1(&snapshot.l1).await?;
+        l1.resize(snapshot.entries, 0);
+        for entry in &mut l1 {
+            let Some((at, _)) = table(*entry, &self.format)? else { continue };
+            let l2 = self.read_l2(at).await?;
+            for found in self.entries(&l2) {
+                let (_, entry) = found?;
+                // The mark has gone with the making of the snapshot. A write would change both.
+                if let (Some(host), true, ..) = entry.parts() {
+                    let what = format_args!("cluster {host:#x} of a snapshot may be overwritten");
+                    return Err(Stop::damaged(what).into());
+                }
+                for cluster in entry.clusters(&self.format) {
+                    self.counts.raise(self.file, cluster).await?;
+                }
+            }
+            self.counts.raise(self.file, at >> self.format.cluster_bits).await?;
+            *entry = at;
+        }
+        Ok(l1)
     }
 
     /// Marks what only the disk uses from now on, and checks that all of it is counted. Returns the new L1 table.

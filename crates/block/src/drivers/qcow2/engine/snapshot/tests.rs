@@ -46,6 +46,14 @@ struct Image {
     snapshots: Vec<(Range<u64>, Vec<u8>)>,
 }
 
+/// What becomes of the snapshots: of one, by its index.
+#[derive(Debug, Clone, Copy)]
+enum What {
+    Make,
+    Delete(usize),
+    Apply(usize),
+}
+
 /// Clusters for a change: ranges that are reserved, and those that are counted.
 #[derive(Default)]
 struct Taken {
@@ -80,21 +88,20 @@ impl Image {
         taken.reserved.iter().for_each(release);
     }
 
-    /// Makes a snapshot, or deletes one. `writes`: the write after so many fails.
-    fn change(
-        &mut self,
-        delete: Option<usize>,
-        writes: u64,
-        random: &mut Rng,
-    ) -> Result<(), SwitchError> {
+    /// Changes the snapshots. `writes`: the write after so many fails.
+    fn change(&mut self, what: What, writes: u64, random: &mut Rng) -> Result<(), SwitchError> {
         let before = self.file.judge_all(false);
         assert_eq!(before, self.expected);
         let mut taken = Taken::default();
         let cluster = self.cluster();
-        let (l1_len, _) = self.engine.lens();
+        let (mut l1_len, _) = self.engine.lens();
+        if let What::Apply(at) = what {
+            let (l1, _) = &self.snapshots[at];
+            l1_len = l1_len.max(l1.end - l1.start);
+        }
         let l1 = self.take(&mut taken, l1_len.div_ceil(cluster));
-        let (change, snapshots) = match delete {
-            None => {
+        let (change, snapshots) = match what {
+            What::Make => {
                 let place = self.take(&mut taken, l1_len.div_ceil(cluster));
                 let mut all = self.snapshots.clone();
                 let mut entry = place.to_be_bytes().to_vec();
@@ -105,10 +112,16 @@ impl Image {
                 all.push((place..place + l1_len, entry));
                 (SnapshotChange::Make(place), all)
             }
-            Some(at) => {
+            What::Delete(at) => {
                 let mut all = self.snapshots.clone();
                 let (l1, _) = all.remove(at);
                 (SnapshotChange::Delete(l1), all)
+            }
+            What::Apply(at) => {
+                let (l1, _) = self.snapshots[at].clone();
+                let entries = (l1.end - l1.start) as usize / ENTRY;
+                let size = (before[at + 1].len() as u64) * cluster;
+                (SnapshotChange::Apply(Applied { l1, entries, size }), self.snapshots.clone())
             }
         };
         let table: Vec<u8> = snapshots.iter().flat_map(|(_, entry)| entry.clone()).collect();
@@ -174,9 +187,14 @@ impl Image {
         self.engine.switch(&mut roots.collect(free.all));
         self.release(&taken);
         self.snapshots = snapshots;
-        match delete {
-            None => self.expected.push(before[0].clone()),
-            Some(at) => drop(self.expected.remove(at + 1)),
+        match what {
+            What::Make => self.expected.push(before[0].clone()),
+            What::Delete(at) => drop(self.expected.remove(at + 1)),
+            What::Apply(at) => {
+                let len = before[0].len().max(before[at + 1].len());
+                self.expected[0] = before[at + 1].clone();
+                self.expected[0].resize(len, Found::default());
+            }
         }
         // At once, all of it is as it is to be.
         assert_eq!(self.file.judge_all(false), self.expected);
@@ -220,7 +238,7 @@ fn course(seed: u64, is_extended: bool) {
                 engine.settle(age);
             }
             2 => {
-                let made = image.change(None, u64::MAX, &mut random);
+                let made = image.change(What::Make, u64::MAX, &mut random);
                 if let Err(error) = made {
                     assert!(matches!(error, SwitchError::Os(Errno::EINVAL)), "{error:?}");
                     assert!(refcount_bits <= 8, "a count of {refcount_bits} bits is too large");
@@ -228,14 +246,22 @@ fn course(seed: u64, is_extended: bool) {
             }
             3 if has_snapshots => {
                 let at = random.usize(..image.snapshots.len());
-                image.change(Some(at), u64::MAX, &mut random).unwrap();
+                let what = [What::Delete(at), What::Apply(at)][random.usize(..2)];
+                match image.change(what, u64::MAX, &mut random) {
+                    Ok(()) => {}
+                    Err(SwitchError::Os(Errno::EINVAL)) if refcount_bits <= 8 => {}
+                    Err(error) => panic!("{what:?}: {error:?}"),
+                }
             }
             4 => {
                 // A disk that is full, or broken.
-                let delete = Some(image.snapshots.len()).filter(|len| *len > 0);
-                let delete = delete.map(|len| random.usize(..len)).filter(|_| random.bool());
+                let at = Some(image.snapshots.len()).filter(|len| *len > 0);
+                let what = match at.map(|len| random.usize(..len)) {
+                    Some(at) => [What::Make, What::Delete(at), What::Apply(at)][random.usize(..3)],
+                    None => What::Make,
+                };
                 let writes = random.u64(..12);
-                let _ = image.change(delete, writes, &mut random);
+                let _ = image.change(what, writes, &mut random);
             }
             5 if cluster_size > 512 => {
                 let len = (random.u64(..cluster / 512 - 1) + 1) * 512;
