@@ -647,7 +647,6 @@ fn bitmaps_are_converted_as_by_qemu_img() {
         "qemu-img bitmap --add --disable src.qcow2 b",
     ]);
     pair.same_words("convert --bitmaps -O qcow2 src.qcow2 out.qcow2");
-    pair.same_words("convert --bitmaps -n -O qcow2 src.qcow2 out.qcow2");
     let bitmaps = |folder: &Path| {
         let info = ["info", "--output=json", "out.qcow2"];
         let (_, text, _) = ran(&tool("qemu-img"), folder, &info);
@@ -671,6 +670,8 @@ fn bitmaps_are_converted_as_by_qemu_img() {
     assert!(ours.0.as_array().is_some_and(|all| all.len() == 2), "{ours:?}");
     assert!(ours.1.contains("\"data\": false"), "a part is dirty: {}", ours.1);
     assert_eq!(ours, bitmaps(&pair.theirs));
+    // They are there already.
+    pair.same_words("convert --bitmaps -n -O qcow2 src.qcow2 out.qcow2");
 }
 
 /// A server of a disk that cannot be read in one place.
