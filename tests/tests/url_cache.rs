@@ -97,6 +97,7 @@ fn each_byte_is_fetched_once_by_all_overlays_and_after_a_kill_and_an_upgrade() {
         disk.check("vm1", &content[..SIZE / 2]);
         disk.connect("vm1").write(0, &[1; 512]);
         killed.kill();
+        fs::remove_file(scratch.path("vm1.sock")).expect("its socket");
         let mut server = disk.command("vm2").start();
         disk.check("vm2", &content[..SIZE * 3 / 4]);
         server.upgrade();
@@ -193,6 +194,7 @@ fn a_full_cache_lets_no_read_fail() {
     };
     fs::remove_file(scratch.path("vm1.qcow2")).expect("the overlay");
     check_full(&disk, &content, "1G", "No space left on device").kill();
+    fs::remove_file(scratch.path("vm1.sock")).expect("its socket");
     let server = check_full(&disk, &content, "1G", "No space left on device");
     server.stop();
     check_image(&scratch, &disk.cache());

@@ -89,6 +89,9 @@ pub(crate) struct Snapshot {
     pub(super) cache: Option<CacheRoom>,
 }
 
+/// Why a cache stores no more.
+const FULL: &str = "max-size is reached";
+
 /// The limit of a cache.
 pub(crate) struct CacheRoom {
     /// The node, for the log.
@@ -167,9 +170,12 @@ impl Snapshot {
 
     /// The same for a cache. `on_error` has to be [`OnCbwError::BreakSnapshot`].
     pub(crate) fn of_cache(self, cache: CacheRoom) -> Snapshot {
-        // A cache that is full from the start stores nothing.
-        let broken = AtomicBool::new(!cache.take(0));
-        Snapshot { cache: Some(cache), broken, ..self }
+        let is_full = !cache.take(0);
+        let snapshot = Snapshot { cache: Some(cache), ..self };
+        if is_full {
+            snapshot.stop_storing(FULL);
+        }
+        snapshot
     }
 
     /// The same, with a limit to the time that copying before a write takes.
@@ -297,7 +303,7 @@ impl Snapshot {
             if let Some(cache) = &self.cache
                 && !cache.take(buffer.counted.saturating_sub(before))
             {
-                self.stop_storing("max-size is reached");
+                self.stop_storing(FULL);
                 break;
             }
         }

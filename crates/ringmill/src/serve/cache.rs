@@ -6,8 +6,10 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use block::{OverlayFile, ProbedUrl, ToldBy};
+use block::{LEFT_LOCKED, OverlayFile, ProbedUrl, ToldBy};
 use control::{ServeFormat, ServeOptions};
 use daemon::DaemonError;
 use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
@@ -15,6 +17,8 @@ use nix::libc;
 
 use super::{failed, make};
 
+/// How often a cache is looked at that a killed process may have left locked.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// The longest content that a header records, bytes.
 const LONGEST: usize = 160;
 
@@ -104,23 +108,27 @@ fn found_half_made(cache: &Path) -> bool {
 fn refuse_if_used(cache: &Path) -> Result<(), DaemonError> {
     let file = OpenOptions::new().read(true).write(true).open(cache);
     let file = file.map_err(|error| failed(cache, "opening the cache", &error))?;
-    let mut lock = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)) {
-        Ok(_) if i32::from(lock.l_type) == libc::F_UNLCK => Ok(()),
-        Ok(_) => {
-            Err(DaemonError::new(format!("cache {}: another process uses it", cache.display()))
-                .with_hint(
-                    "One process uses a cache at a time: name another folder with --cache-dir, \
-                 or serve several disks by one ringmill storage-daemon",
-                ))
+    let begun = Instant::now();
+    loop {
+        let mut lock = libc::flock {
+            l_type: libc::F_WRLCK as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)) {
+            Ok(_) if i32::from(lock.l_type) == libc::F_UNLCK => return Ok(()),
+            // The kernel finishes requests of a killed process before it closes the file. No event announces the end.
+            Ok(_) if begun.elapsed() < LEFT_LOCKED => thread::sleep(LOOK_AGAIN),
+            Ok(_) => break,
+            // The file system has no such locks. The image's node says so, too.
+            Err(_) => return Ok(()),
         }
-        // The file system has no such locks. The image's node says so, too.
-        Err(_) => Ok(()),
     }
+    let why = format!("cache {}: another process uses it", cache.display());
+    Err(DaemonError::new(why).with_hint(
+        "One process uses a cache at a time: name another folder with --cache-dir, or serve several disks by one ringmill \
+         storage-daemon",
+    ))
 }
