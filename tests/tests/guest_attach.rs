@@ -7,9 +7,9 @@ const COMMON: &str = r#"
 mkdir -p /run /var/tmp
 records=/run/ringmill-attach
 
-# nothing_left: no device, no daemon's file, and no temporary file.
+# nothing_left: no device, no daemon's file, and no temporary file. Empty folders go with the next `attach`.
 nothing_left() {
-    [ ! -e /dev/ublkb0 ] && [ ! -e /dev/ublkc0 ] && [ "$(ls $records)" = lock ] && [ -z "$(ls /var/tmp)" ]
+    [ ! -e /dev/ublkb0 ] && [ ! -e /dev/ublkc0 ] && [ "$(find $records ! -type d)" = $records/lock ] && [ -z "$(ls /var/tmp)" ]
 }
 
 # no_nbd: the same, of the kernel's NBD client.
@@ -63,6 +63,22 @@ cmp -n 13107200 /mnt/waits /dev/zero
 cmp /bin/busybox /mnt/busybox
 umount /mnt
 ringmill detach nbd.qcow2
+no_nbd
+
+# The same after a command has moved the disk to another image.
+ringmill attach nbd.qcow2 --sandbox on,paths=/tmp >/dev/null 2>&1
+ringmill ctl $records/*.qmp blockdev-snapshot-sync node-name=disk0 snapshot-node-name=over \
+    snapshot-file=/tmp/nbd-over.qcow2 format=qcow2 >/dev/null
+mount -t ext4 /dev/nbd0 /mnt
+cp /bin/busybox /mnt/moved
+sync
+kill -9 $(cat $records/*.pid)
+refused 'Go on with it' ringmill detach nbd.qcow2
+[ "$(ringmill attach nbd.qcow2)" = /dev/nbd0 ]
+echo 3 >/proc/sys/vm/drop_caches
+cmp /bin/busybox /mnt/moved
+umount /mnt
+ringmill detach nbd-over.qcow2
 no_nbd
 ringmill check nbd.qcow2 >/dev/null
 
@@ -285,6 +301,43 @@ umount /mnt
 ringmill detach $device
 nothing_left
 ringmill check disk.qcow2 >/dev/null
+
+# A command moves the disk to another image. The next daemon goes on with that image, under either name.
+device=$(ringmill attach disk.qcow2 --sandbox on,paths=/tmp)
+mount -t ext4 $device /mnt
+ringmill ctl $records/*.qmp blockdev-snapshot-sync node-name=disk0 snapshot-node-name=over \
+    snapshot-file=/tmp/over.qcow2 format=qcow2 >/dev/null
+ringmill list | grep -q "^[0-9].* /tmp/over.qcow2  *$device\$"
+for name in disk.qcow2 over.qcow2; do
+    cp /bin/busybox /mnt/moved-$name
+    sync
+    kill -9 $(cat $records/*.pid)
+    dd if=/bin/busybox of=/mnt/waits-$name bs=64k conv=fsync 2>/dev/null &
+    waits=$!
+    # Neither file of the disk may be another one.
+    for file in disk.qcow2 over.qcow2; do
+        mv $file away
+        refused "/tmp/$file was replaced: $device belongs to inode" ringmill attach $name
+        cp away $file
+        refused "/tmp/$file was replaced: $device belongs to inode" ringmill attach $name
+        mv away $file
+    done
+    ringmill list | grep -q "^killed .* /tmp/over.qcow2  *$device\$"
+    [ "$(ringmill attach $name)" = $device ]
+    wait $waits
+    echo 3 >/proc/sys/vm/drop_caches
+    cmp /bin/busybox /mnt/moved-$name
+    cmp /bin/busybox /mnt/waits-$name
+    ringmill upgrade $records/*.qmp >/dev/null
+done
+umount /mnt
+ringmill detach over.qcow2
+nothing_left
+mount -t ext4 -o ro,noload $(ringmill attach over.qcow2 --read-only) /mnt
+cmp /bin/busybox /mnt/waits-over.qcow2
+umount /mnt
+ringmill detach over.qcow2
+ringmill check over.qcow2 >/dev/null
 
 # Thrown away, whatever has become of the image.
 ringmill attach disk.qcow2 >/dev/null

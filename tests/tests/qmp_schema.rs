@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 /// What of ours QSD does not have, by path: options and words of our own, and those that the oldest
 /// QSD which this is compared with (10.0) does not have yet.
 const OURS: &[&str] = &[
+    "blockdev-add/copy-on-read/as-cache",
+    "blockdev-add/copy-on-read/max-size",
     "blockdev-add/qcow2/snapshot",
     "blockdev-backup/on-cbw-error",
     "blockdev-mirror/target-is-zero",

@@ -99,7 +99,7 @@ pub use sandbox::{SandboxMode, SandboxOptions, UserOptions};
 pub use serve::{
     CacheDir, CacheMode, ImageKind, SERVED_NODE, ServeDevice, ServeFormat, ServeOptions,
 };
-pub use state::{Merged, SavedState, configuration, relative_path};
+pub use state::{Merged, SavedState, configuration, relative_path, without_configuration};
 pub use stopping::StopTimeout;
 pub use storage_daemon::{Action, Step, StorageDaemonOptions};
 pub use top::{TopOptions, TopSort};

@@ -19,7 +19,7 @@ use std::path::Path;
 
 use block::driver::Needs;
 use block::options::{BlockdevOptions, BlockdevRef};
-use serde_json::json;
+use serde_json::{Map, Value as Json, json};
 
 use crate::cli::read_options;
 use crate::error::OptionError;
@@ -37,6 +37,8 @@ const MAGIC: &str = "ringmill-state";
 const VERSION: i64 = 1;
 const COMMAND_LINE: &str = "command-line";
 const OPTIONS: &str = "options";
+/// Optional: what identifies the files of the nodes.
+const FILES: &str = "files";
 
 /// The contents of a state file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,6 +47,9 @@ pub struct SavedState {
     pub command_line: Vec<Step>,
     /// Options that make the present configuration.
     pub options: Vec<Step>,
+    /// Identity of each file that the nodes have open, by absolute path, in the form of the state file's user. `None`: the
+    /// file is kept without identities.
+    pub files: Option<Map<String, Json>>,
 }
 
 /// The steps of a start with a state file.
@@ -112,9 +117,21 @@ pub fn configuration(steps: &[Step]) -> Vec<String> {
 }
 
 impl SavedState {
-    /// Returns the text of a state file.
+    /// Returns the text of a state file without identities of files.
     pub fn text(command_line: &[String], options: &[String]) -> String {
-        let document = json!({MAGIC: VERSION, COMMAND_LINE: command_line, OPTIONS: options});
+        SavedState::text_with(command_line, options, None)
+    }
+
+    /// Returns the text of a state file.
+    pub fn text_with(
+        command_line: &[String],
+        options: &[String],
+        files: Option<&Map<String, Json>>,
+    ) -> String {
+        let mut document = json!({MAGIC: VERSION, COMMAND_LINE: command_line, OPTIONS: options});
+        if let Some(files) = files {
+            document[FILES] = Json::Object(files.clone());
+        }
         format!("{document:#}\n")
     }
 
@@ -136,12 +153,26 @@ impl SavedState {
             }
             _ => return Err(OptionError::new(format!("not a state file: '{MAGIC}' is missing"))),
         }
-        let known = [MAGIC, COMMAND_LINE, OPTIONS];
+        let known = [MAGIC, COMMAND_LINE, OPTIONS, FILES];
         if let Some((other, _)) = document.iter().find(|(name, _)| !known.contains(&&**name)) {
             return Err(OptionError::new(format!("unknown member '{other}'")));
         }
         let list = |name| options(&document, name).map_err(|error| error.of(name));
-        Ok(SavedState { command_line: list(COMMAND_LINE)?, options: list(OPTIONS)? })
+        let files = serde_json::from_str::<Json>(text).ok().and_then(|mut document| {
+            let Json::Object(files) = document[FILES].take() else { return None };
+            Some(files)
+        });
+        if files.is_none() && member(FILES).is_some() {
+            return Err(OptionError::new(format!("'{FILES}' is no object")));
+        }
+        Ok(SavedState { command_line: list(COMMAND_LINE)?, options: list(OPTIONS)?, files })
+    }
+
+    /// Returns whether commands of a monitor have changed the configuration of the command line.
+    pub fn is_changed(&self) -> bool {
+        let (before, now) = (by_key(&self.command_line), by_key(&self.options));
+        let actions = now.values().map(|step| &step.action);
+        !before.values().map(|step| &step.action).eq(actions)
     }
 
     /// Merges the state with the command line `given` of this start.
@@ -307,6 +338,11 @@ fn in_order(
         }
     }
     Ok((first, then))
+}
+
+/// Returns the steps that are no configuration: those of a monitor.
+pub fn without_configuration(steps: Vec<Step>) -> Vec<Step> {
+    steps.into_iter().filter(|step| Key::of(&step.action).is_none()).collect()
 }
 
 /// Returns the option's first relative path.

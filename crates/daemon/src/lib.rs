@@ -106,7 +106,7 @@ use signal::Signal;
 use signals::StopSignals;
 pub use signals::block as block_signals;
 use signals::handled as handled_signals;
-pub use state::Keeping;
+pub use state::{Identify, Keeping};
 use statistics::{ProcessStatistics, Statistics, ThrottleStatistics};
 pub use status::Status;
 pub use stopping::STOP_TIMED_OUT;

@@ -4,13 +4,14 @@
 //! users' requests are still held. Otherwise a restart after a kill would open the old image, without the
 //! latest writes.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 
 use control::{Action, SavedState, Step, check_configuration, configuration, relative_path};
 use event_loop::until;
-use serde_json::json;
+use serde_json::{Map, Value as Json, json};
 
 use super::exports::ExportState;
 use super::host::on_a_thread;
@@ -24,12 +25,42 @@ pub struct Keeping {
     pub file: Arc<StateFile>,
     /// The configuration options of the command line.
     command_line: Vec<String>,
+    /// Identifies a file. `None`: the state file has no identities.
+    identify: Option<Identify>,
+    /// Identities in the state file. A file keeps the identity that it had when a node opened it.
+    files: RefCell<Map<String, Json>>,
 }
+
+/// Returns what identifies the file of this path.
+pub type Identify = fn(&Path) -> Json;
 
 impl Keeping {
     /// Returns the state in `file`. `given`: the steps of the command line.
     pub fn new(file: StateFile, given: &[Step]) -> Self {
-        Keeping { file: Arc::new(file), command_line: configuration(given) }
+        let command_line = configuration(given);
+        Keeping { file: Arc::new(file), command_line, identify: None, files: RefCell::default() }
+    }
+
+    /// Has the state file identify the files of all nodes, backing files included. `known`: identities that another
+    /// process has recorded of files that are open since.
+    #[must_use]
+    pub fn with_files(self, identify: Identify, known: Map<String, Json>) -> Self {
+        Keeping { identify: Some(identify), files: RefCell::new(known), ..self }
+    }
+
+    /// Returns the identities of these files.
+    fn identities<'a>(&self, paths: impl Iterator<Item = &'a Path>) -> Option<Map<String, Json>> {
+        let identify = self.identify?;
+        let mut known = self.files.borrow_mut();
+        let paths = paths.filter_map(|path| std::path::absolute(path).ok());
+        let identity = |path: PathBuf| {
+            let name = path.to_str()?;
+            let identity = known.get(name).cloned().unwrap_or_else(|| identify(&path));
+            Some((name.to_owned(), identity))
+        };
+        let files: Map<_, _> = paths.filter_map(identity).collect();
+        known.clone_from(&files);
+        Some(files)
     }
 }
 
@@ -128,7 +159,9 @@ impl Daemon {
         let describe = |names: Vec<&str>| self.nodes.describe(names.into_iter());
         let options = self.inventory.configuration(describe, stays);
         let options = options.map_err(|error| error.to_string())?;
-        let text = SavedState::text(&keeping.command_line, &options);
+        let files = self.nodes.all().filter_map(|node| node.options.driver.local_file());
+        let files = keeping.identities(files);
+        let text = SavedState::text_with(&keeping.command_line, &options, files.as_ref());
         if keeping.file.has(&text) {
             return Ok(None);
         }

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
+use crate::attachments::kept::{self, Kept};
 use block::{CreateQcow2, create_qcow2};
 use control::{
-    AttachedAt, Attachment, HostDevice as Kind, SERVED_NODE, ServeFormat, ServeOptions, masked,
+    AttachedAt, Attachment, HostDevice as Kind, ImageKind, SERVED_NODE, SecretOptions, ServeFormat,
+    ServeOptions, masked,
 };
 use daemon::pidfile::{Pidfile, Renaming};
 use daemon::{DaemonError, Environment, Finish, Ready, Start, Status, confinement, spawner};
@@ -79,10 +81,21 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
     }
     let spawner = spawner::start(&options.sandbox, &named, true);
     trace::start(&options.trace)?;
-    let Found { kind, format, made, cache: _ } = find_or_make(&options)?;
+    let attached = claim.attached.clone();
+    if let Some(kept) = &attached.kept {
+        kept.check(&attached)?;
+        Kept::add_paths(&attached, &mut options);
+    }
+    let found = match attached.moved() {
+        // The image that was named need not exist any more.
+        Some(_) => {
+            Found { kind: ImageKind::File, format: ServeFormat::Raw, made: None, cache: None }
+        }
+        None => find_or_make(&options)?,
+    };
+    let Found { kind, format, made, cache: _ } = found;
     let is_made = made.is_some();
     claim.identify(&options)?;
-    let attached = claim.attached.clone();
     let shown = options.clone();
     let mut temporary = Temporary(made);
     if attach.snapshot {
@@ -99,22 +112,42 @@ pub(crate) fn run(options: &ServeOptions) -> Result<ExitCode, DaemonError> {
         },
         monitor: attached.file("qmp"),
     };
-    let steps = options.attached(kind, format, &attachment).map_err(DaemonError::new)?;
+    let mut steps = options.attached(kind, format, &attachment).map_err(DaemonError::new)?;
+    // The state file may not have secrets.
+    let is_kept = !attach.snapshot && !options.secrets.iter().any(SecretOptions::is_told);
+    let mut start = Start::default();
+    let mut kept_file = None;
+    if is_kept {
+        let path = attached.file("kept");
+        let keep = kept::keep(&path, steps, attached.moved().is_some())?;
+        (start.keeping, steps, start.kept) = (Some(keep.0), keep.1.given, keep.1.kept);
+        kept_file = Some(start.keeping.as_ref().map_or(path, |kept| kept.file.path().to_owned()));
+    }
     let pid = attached.file("pid");
-    environment.sandbox = confinement::begin(&options.sandbox, &steps, Some(&pid), None)?;
+    let kept = kept_file.as_deref().map(|file| confinement::Kept { file, more: &start.kept });
+    environment.sandbox = confinement::begin(&options.sandbox, &steps, Some(&pid), kept)?;
     let pidfile = Rc::<OnceCell<_>>::default();
     let start = Start {
         steps,
         spawner,
         pidfile: pidfile.clone(),
         stop_timeout: options.stop_timeout.limit(),
-        ..Start::default()
+        ..start
     };
     let result = daemon::run(start, environment, |daemon| {
         let created = Pidfile::create_if(Some(&pid), Renaming::Possible)?;
-        claim.check(&shown)?;
-        let geometry = daemon.node(SERVED_NODE)?.geometry();
-        let mut opened = describe_image(&shown, &geometry, (kind, format), is_made);
+        let mut opened = match attached.moved() {
+            // Their nodes are opened later.
+            Some(moved) => {
+                let image = moved.image.as_ref().unwrap_or(&attached.image);
+                format!("{}: as the monitor's commands have left the disk\n", image.name)
+            }
+            None => {
+                claim.check(&shown)?;
+                let geometry = daemon.node(SERVED_NODE)?.geometry();
+                describe_image(&shown, &geometry, (kind, format), is_made)
+            }
+        };
         if attach.snapshot {
             opened += "Writes go to a temporary file, and are lost at the end\n";
             // It stays while it is open, and a kill leaves nothing behind.
@@ -265,7 +298,7 @@ impl Claim {
         let identity = identify(options).map_err(DaemonError::new)?;
         match identity == known.identity {
             true => Ok(()),
-            false => Err(replaced(&self.attached, &Image { identity, ..known.clone() })),
+            false => Err(replaced(&self.attached, known, &Image { identity, ..known.clone() })),
         }
     }
 }
@@ -290,9 +323,10 @@ fn claim(
         let choosing = Lock::of_all()?;
         let mut all = attachments::all()?;
         all.retain(|left| !left.clear_if_ended());
+        kept::clear(&all);
         let mut locks = Vec::new();
         let mut busy = None;
-        for known in all.iter().filter(|known| known.image.concerns(image)) {
+        for known in all.iter().filter(|known| known.images().any(|own| own.concerns(image))) {
             match known.lock(Wait::No)? {
                 Some(lock) => locks.push((&known.id, lock)),
                 None => busy = Some(known),
@@ -336,7 +370,10 @@ fn new(image: &Image, mode: Mode, kind: Kind, all: &[Attached]) -> Result<Claim,
         mode,
         device: device.path(),
         command,
+        kept: None,
     };
+    // Of a killed process of the same number.
+    attached.forget();
     let lock = attached.lock(Wait::No)?;
     attached.record()?;
     Ok(Claim { attached, device, lock })

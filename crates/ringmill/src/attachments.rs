@@ -6,9 +6,11 @@
 //! | `ID.qmp` | the socket of the daemon's monitor |
 //! | `ID.nbd` | the socket of its NBD server, of which the kernel is a client |
 //! | `ID.pid` | the daemon's pid file, which is locked while the daemon lives |
+//! | `ID.kept/state` | the [state](kept) of the daemon: the nodes as the monitor's commands have left them |
 //! | `lock` | [locks](lock): of the choice of a number, and of each record while a command attaches or detaches it |
 
 pub(crate) mod identity;
+pub(crate) mod kept;
 pub(crate) mod lock;
 
 use std::ffi::OsStr;
@@ -18,6 +20,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use identity::{Identity, Image};
+use kept::Kept;
 use lock::{Lock, Wait};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -70,9 +73,22 @@ pub(crate) struct Attached {
     pub(crate) device: PathBuf,
     /// The command line that attaches it, with the program's name.
     pub(crate) command: Vec<String>,
+    /// The state of its daemon; `None`: the daemon keeps none, or has none yet.
+    pub(crate) kept: Option<Kept>,
 }
 
 impl Attached {
+    /// Returns the image that its disk has now, and the image that it was made of.
+    pub(crate) fn images(&self) -> impl Iterator<Item = &Image> {
+        let now = self.moved().and_then(|moved| moved.image.as_ref());
+        now.into_iter().chain([&self.image])
+    }
+
+    /// Returns the state, if commands of the monitor have changed the configuration.
+    pub(crate) fn moved(&self) -> Option<&Kept> {
+        self.kept.as_ref().filter(|kept| kept.is_changed)
+    }
+
     /// Returns one of its files.
     pub(crate) fn file(&self, extension: &str) -> PathBuf {
         file(&self.id, extension)
@@ -100,7 +116,14 @@ impl Attached {
 
     /// Records it.
     pub(crate) fn record(&self) -> Result<(), DaemonError> {
-        let Attached { id: _, image: Image { name, identity, base }, mode, device, command } = self;
+        let Attached {
+            id: _,
+            image: Image { name, identity, base },
+            mode,
+            device,
+            command,
+            kept: _,
+        } = self;
         let text = json!({
             "image": name,
             "identity": identity.as_ref().map(Identity::to_json),
@@ -125,6 +148,7 @@ impl Attached {
 
     /// Removes what is left of it, once its daemon has ended.
     pub(crate) fn forget(&self) {
+        kept::forget(&self.file("kept"));
         for extension in ["qmp", "nbd", "pid", "new", "json"] {
             // The daemon has removed most of it.
             let _ = fs::remove_file(self.file(extension));
@@ -164,8 +188,10 @@ impl Attached {
         let json: Json = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         let words = json["command"].as_array()?.iter();
         let mode = json["mode"].as_str()?;
+        let kept = Kept::read(&file(&id, "kept"), &id);
         Some(Attached {
             id,
+            kept,
             image: Image {
                 name: json["image"].as_str()?.to_owned(),
                 identity: Identity::from_json(&json["identity"]),

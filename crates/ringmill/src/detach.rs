@@ -118,7 +118,7 @@ fn find(what: &Path) -> Result<Attached, DaemonError> {
     let is_wanted = |attached: &Attached| {
         let image = &attached.image;
         let is_base = url.is_some() && image.base.as_deref() == url;
-        attached.device == real || image.concerns(&wanted) || is_base
+        attached.device == real || attached.images().any(|own| own.concerns(&wanted)) || is_base
     };
     let mut all = attachments::all()?;
     all.retain(is_wanted);
@@ -244,6 +244,11 @@ fn end(
     if force {
         client.set_patience(Some(FORCED))?;
     }
+    // Commands may have moved the disk to another node.
+    let exports = client.execute("query-block-exports", Map::new())?;
+    let own = |export: &&Json| export["id"] == *attached.id;
+    let node = exports.as_array().and_then(|all| all.iter().find(own)?["node-name"].as_str());
+    let node = node.or(attached.moved().map(|moved| &*moved.node)).unwrap_or(SERVED_NODE);
     let mode = if hard { "hard" } else { "safe" };
     let of_export = members(&[("id", &attached.id), ("mode", mode)]);
     match client.execute("block-export-del", of_export) {
@@ -266,7 +271,7 @@ fn end(
         client.set_patience(Some(FORCED_CLOSING))?;
     }
     // Closes the image, and reports what could not be written.
-    let closed = client.execute("blockdev-del", members(&[("node-name", SERVED_NODE)]));
+    let closed = client.execute("blockdev-del", members(&[("node-name", node)]));
     if let (Err(ClientError::Socket(_)), true) = (&closed, force) {
         return closed.map(|_| None);
     }

@@ -74,7 +74,7 @@ fn attached() -> Vec<Served> {
             process: attached.daemon(),
             kind: attached.host_device().map_or("", |device| name(device.kind)).into(),
             at: attached.device.display().to_string(),
-            image: attached.image.name,
+            image: attached.images().next().map_or_else(String::new, |image| image.name.clone()),
         })
         .collect()
 }
@@ -214,7 +214,7 @@ fn place(folder: &Path, export: &ExportOptions, device: Option<String>) -> Strin
 }
 
 /// Returns the image of a node, or the node's name.
-fn image_of(steps: &[Step], folder: &Path, name: &str) -> String {
+pub(crate) fn image_of(steps: &[Step], folder: &Path, name: &str) -> String {
     let image = node(steps, name).and_then(|options| image_below(steps, folder, options, 0));
     image.unwrap_or_else(|| format!("node {name}"))
 }

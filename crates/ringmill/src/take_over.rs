@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use control::{Command, LogOptions, SandboxOptions, Step, StopTimeout, UsageError};
 
+use crate::attachments::kept;
 use crate::serve::GoOn;
 use crate::{daemonize, serve};
 use daemon::confinement::Kept;
@@ -36,7 +37,11 @@ pub(crate) fn run() -> Result<ExitCode, DaemonError> {
         environment.sandbox = confinement::begin(&sandbox, &steps, pidfile, file)?;
         let keeping = state.map(|(path, fd)| {
             let (file, state) = StateFile::take_over(path, fd)?;
-            Ok::<_, DaemonError>(Keeping::new(file, &state.command_line))
+            let keeping = Keeping::new(file, &state.command_line);
+            Ok::<_, DaemonError>(match state.files {
+                Some(files) => keeping.with_files(kept::identify, files),
+                None => keeping,
+            })
         });
         Ok((environment, (steps, command_line, localize), keeping.transpose()?))
     };

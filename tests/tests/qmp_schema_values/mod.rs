@@ -76,6 +76,10 @@ fn is_for_another_reason(call: &Call, what: &str, why: &str) -> bool {
             why == "A node of this driver cannot be inactive"
                 && !["file", "qcow2"].contains(&driver)
         }
+        // The node that is tried is for writing, and no cache.
+        what if what.starts_with("blockdev-add/copy-on-read/") => {
+            why == "as-cache=on needs read-only=on" || why == "max-size is for a cache"
+        }
         // The image that is tried is for writing, and has none.
         what if what.starts_with("blockdev-add/qcow2/snapshot=") => {
             why == "A disk at a snapshot is for reading" || why.contains("Can't find snapshot")

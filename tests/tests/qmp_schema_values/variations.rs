@@ -240,7 +240,9 @@ fn values(at: &str, dir: &str) -> Vec<Value> {
         (_, name) if name.ends_with("-length") => one(json!(2)),
         (_, name) if name.ends_with("-max") && at.contains("throttle-group") => one(json!(20)),
         (at, _) if at.contains("throttle-group") => one(json!(10)),
-        (_, "size" | "speed" | "buf-size" | "cache-size" | "l2-cache-size") => one(json!(1 << 20)),
+        (_, "size" | "max-size" | "speed" | "buf-size" | "cache-size" | "l2-cache-size") => {
+            one(json!(1 << 20))
+        }
         (_, "refcount-cache-size" | "prealloc-size" | "prealloc-align") => one(json!(1 << 20)),
         (_, "thread-pool-min" | "thread-pool-max" | "aio-max-batch" | "poll-max-ns") => {
             one(json!(4))

@@ -158,8 +158,12 @@ pub(crate) fn choose<'a>(
     mode: Mode,
     daemon: impl Fn(&Attached) -> Option<i32>,
 ) -> Result<Option<&'a Attached>, DaemonError> {
-    for known in all.iter().filter(|known| known.image.concerns(image)) {
-        let is_same = known.image.is(image);
+    for known in all.iter().filter(|known| known.images().any(|own| own.concerns(image))) {
+        // After a move, the first image may be gone.
+        let is_gone =
+            known.moved().is_some() && image.identity.is_none() && known.image.name == image.name;
+        let is_same = is_gone || known.images().any(|own| own.is(image));
+        let is_named = known.images().any(|own| own.name == image.name);
         let writes = mode == Mode::Write || known.mode == Mode::Write;
         let has_snapshot = mode == Mode::Snapshot || known.mode == Mode::Snapshot;
         // A device of a snapshot does not wait. Beside it, another file and readers of the same one do no harm.
@@ -167,10 +171,11 @@ pub(crate) fn choose<'a>(
             continue;
         }
         if !is_same {
-            return Err(replaced(known, image));
+            let own = known.images().find(|own| own.name == image.name);
+            return Err(replaced(known, own.unwrap_or(&known.image), image));
         }
         let (name, device) = (&image.name, known.device.display());
-        let of = match known.image.name == *name {
+        let of = match is_named {
             true => String::new(),
             false => format!(", as {}", known.image.name),
         };
@@ -179,7 +184,7 @@ pub(crate) fn choose<'a>(
                 "{name} is attached already: {device}, by process {pid}{of}"
             )));
         }
-        if known.mode != mode || known.image.name != *name || known.image.base != image.base {
+        if known.mode != mode || !is_named || known.image.base != image.base {
             return Err(waits(known, name, &of));
         }
         return Ok(Some(known));
@@ -200,14 +205,14 @@ pub(crate) fn waits(known: &Attached, name: &str, of: &str) -> DaemonError {
 }
 
 /// The error for an image that is not the one that a device was made of.
-pub(crate) fn replaced(known: &Attached, image: &Image) -> DaemonError {
+pub(crate) fn replaced(known: &Attached, own: &Image, image: &Image) -> DaemonError {
     let (name, device) = (&image.name, known.device.display());
     let shown = |identity: &Option<Identity>| {
         identity.as_ref().map_or_else(|| "no file".to_owned(), ToString::to_string)
     };
     DaemonError::new(format!(
         "{name} was replaced: {device} belongs to {}, and {name} is {} now",
-        shown(&known.image.identity),
+        shown(&own.identity),
         shown(&image.identity)
     ))
     .with_hint(&format!(
@@ -251,6 +256,7 @@ mod tests {
                 mode,
                 device: "/dev/ublkb7".into(),
                 command: vec!["ringmill".into(), "attach".into(), name.into()],
+                kept: None,
             }
         }
     }
