@@ -5,9 +5,9 @@ use crate::common;
 use std::path::Path;
 
 use common::peers::{Peers, run};
-use common::{Load, MIB, check, daemon, wait_for_end, wait_for_status};
+use common::{BLOCKS, Load, MIB, check, daemon, wait_for_end, wait_for_status};
 use integration::nbd::{nbd_export, nbd_server, nbd_uri};
-use integration::{BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually};
+use integration::{BlkClient, Image, Qmp, Scratch, Server, ServerCommand, eventually, pattern};
 use serde_json::{Value, json};
 
 fn snapshot(qmp: &mut Qmp, scratch: &Scratch, below: &str, name: &str) {
@@ -16,20 +16,30 @@ fn snapshot(qmp: &mut Qmp, scratch: &Scratch, below: &str, name: &str) {
     qmp.execute("blockdev-snapshot-sync", snapshot);
 }
 
-/// A disk under load with overlays of these names.
-fn chain(scratch: &Scratch, image: &Image, names: &[&str], seed: u64) -> (Server, Qmp, Load) {
-    let server = daemon(scratch, image, "");
+/// MiB at the disk's end that the load never writes.
+const QUIET: u64 = 4;
+
+/// A disk under load with overlays of these names. The first one has data that no later one ever has: a job that copies
+/// 1 MiB a second from there is still at it however much the load has overwritten.
+fn chain(scratch: &Scratch, names: &[&str], seed: u64) -> (Image, Server, Qmp, Load) {
+    let image = Image::filled(scratch, "disk0.img", MIB + QUIET);
+    let server = daemon(scratch, &image, "");
     let mut qmp = Qmp::connect(&server.socket("qmp"));
-    let blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    let mut blk = BlkClient::connect(&server.socket("disk"), 2, 16).expect("the export serves");
+    let mut names = names.iter();
+    let mut below = *names.next().expect("an overlay");
+    snapshot(&mut qmp, scratch, "disk", below);
+    for block in BLOCKS..BLOCKS + (QUIET << 20) / pattern::BLOCK as u64 {
+        blk.write(block * 8, &pattern::block(block, 1));
+    }
     let load = Load::start(blk, seed);
     load.go_on();
-    let mut below = "disk";
     for name in names {
         snapshot(&mut qmp, scratch, below, name);
         load.go_on();
         below = name;
     }
-    (server, qmp, load)
+    (image, server, qmp, load)
 }
 
 /// The disk as seen through an image of the chain.
@@ -50,8 +60,7 @@ fn backing_of(scratch: &Scratch, name: &str) -> Value {
 #[test]
 fn a_stream_copies_from_all_backing_images() {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk0.img", MIB);
-    let (server, mut qmp, load) = chain(&scratch, &image, &["a", "b", "c"], 1);
+    let (_, server, mut qmp, load) = chain(&scratch, &["a", "b", "c"], 1);
     // An intermediate image, with a pause and a limit that is lifted, then the topmost one.
     let stream = json!({"job-id": "s", "device": "b", "base-node": "disk", "speed": 1 << 20});
     qmp.execute("block-stream", stream);
@@ -157,8 +166,7 @@ fn a_chain_below_a_throttle_is_committed() {
 #[test]
 fn a_stream_that_is_cancelled_leaves_the_chain_as_it_was() {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk0.img", MIB);
-    let (server, mut qmp, load) = chain(&scratch, &image, &["a", "b"], 2);
+    let (_, server, mut qmp, load) = chain(&scratch, &["a", "b"], 2);
     qmp.execute("block-stream", json!({"job-id": "s", "device": "b", "speed": 1 << 20}));
     load.go_on();
     qmp.execute("job-cancel", json!({"id": "s"}));
@@ -174,8 +182,7 @@ fn a_stream_that_is_cancelled_leaves_the_chain_as_it_was() {
 #[test]
 fn a_commit_moves_data_into_a_backing_image() {
     let scratch = Scratch::new();
-    let image = Image::filled(&scratch, "disk0.img", MIB);
-    let (server, mut qmp, load) = chain(&scratch, &image, &["a", "b", "c", "d"], 3);
+    let (image, server, mut qmp, load) = chain(&scratch, &["a", "b", "c", "d"], 3);
     // Intermediate images, into a raw image and into a qcow2 image.
     qmp.execute("block-commit", json!({"job-id": "j", "device": "d", "top-node": "a"}));
     wait_for_end(&mut qmp, "j");
