@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::ahead::Ahead;
 use super::answer::Failure;
 use super::options::WebOptions;
-use super::source::{PAUSES, Source};
+use super::source::{Answer, PAUSES, Source};
 use crate::node::NoWaiting;
 
 /// Ranges of a node that a server is asked for at the same time.
@@ -84,12 +84,12 @@ impl Image {
         let known = self.ahead.take(&self, &range).await;
         match known {
             Some(pieces) => Ok(pieces),
-            None => self.fetch(&range).await,
+            None => Ok(self.fetch(&range).await?.pieces),
         }
     }
 
     /// Reads a range from the server.
-    pub(super) async fn fetch(&self, range: &Range<u64>) -> Result<Vec<Bytes>, Errno> {
+    pub(super) async fn fetch(&self, range: &Range<u64>) -> Result<Answer, Errno> {
         let (mut pauses, mut is_first) = (PAUSES.iter(), true);
         loop {
             let read = {
@@ -98,9 +98,9 @@ impl Image {
                 self.source.read(range).await
             };
             let (why, after) = match read {
-                Ok(pieces) => {
+                Ok(answer) => {
                     self.up();
-                    return Ok(pieces);
+                    return Ok(answer);
                 }
                 // The server may close connections that were kept.
                 Err(Failure::Broken(_)) if is_first => {

@@ -20,7 +20,7 @@ const RECONNECT_DELAY: u32 = 30;
 /// How a web server is asked for an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WebOptions {
-    /// `readahead`: bytes that are read ahead of a sequential reader, a multiple of 512. 0: none.
+    /// `readahead`: bytes that are read ahead of a sequential reader at first, a multiple of 512. 0: none.
     pub readahead: u64,
     /// `timeout`: seconds after which an answer is given up of which no byte comes. 0: none.
     pub timeout: u64,
@@ -58,7 +58,8 @@ pub(in crate::drivers) trait OnWeb: Sized + 'static {
     const READAHEAD: Field<Self> = Row::default(
         "readahead",
         "262144",
-        "bytes that are read ahead of a sequential reader, a multiple of 512; 0 for none",
+        "bytes that are read ahead of a sequential reader at first, a multiple of 512; more, up to 8 MiB, if the server is \
+         far away; 0 for none",
     )
     .at(&Size(|image: &mut Self| &mut image.web().readahead));
 

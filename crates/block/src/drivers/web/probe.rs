@@ -53,10 +53,10 @@ pub fn probe_url(image: &UrlOptions, credentials: &Credentials) -> Result<Probed
             if range.is_empty() {
                 return Ok(Vec::new());
             }
-            let pieces = source.read(&range).await.map_err(|failure| {
+            let answer = source.read(&range).await.map_err(|failure| {
                 OpenError::new(format!("Could not read '{}': {}", source.shown(), failure.why()))
             })?;
-            Ok::<_, OpenError>(pieces.concat())
+            Ok::<_, OpenError>(answer.pieces.concat())
         };
         let start = read(0..len.min(part)).await?;
         let end = read(len.saturating_sub(part)..len).await?;

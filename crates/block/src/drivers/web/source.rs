@@ -25,6 +25,14 @@ const LEAST: u64 = 1024;
 /// Longest time to wait for the reason of a refusal.
 const REFUSAL: Duration = Duration::from_secs(5);
 
+/// The bytes of a range.
+pub(super) struct Answer {
+    /// In order.
+    pub(super) pieces: Vec<Bytes>,
+    /// Whether the first byte took longer than all others: more questions at once would have got more bytes in this time.
+    pub(super) is_from_afar: bool,
+}
+
 /// Seconds before the next attempt, as for `nbd`; the last one stays.
 pub(super) const PAUSES: [u64; 5] = [1, 2, 4, 8, 16];
 
@@ -73,7 +81,7 @@ impl Source {
     }
 
     /// Reads a range, which is not empty, once.
-    pub(super) async fn read(&self, range: &Range<u64>) -> Result<Vec<Bytes>, Failure> {
+    pub(super) async fn read(&self, range: &Range<u64>) -> Result<Answer, Failure> {
         let led_to = lock(&self.led_to).clone();
         let failure = match self.read_at(led_to.as_ref().unwrap_or(&self.access.url), range).await {
             Err(failure) if led_to.is_some() => failure,
@@ -89,8 +97,9 @@ impl Source {
         }
     }
 
-    async fn read_at(&self, url: &Url, range: &Range<u64>) -> Result<Vec<Bytes>, Failure> {
+    async fn read_at(&self, url: &Url, range: &Range<u64>) -> Result<Answer, Failure> {
         let Access { patience, url: own, .. } = &self.access;
+        let asked = Instant::now();
         let (_, mut response) = ask(&self.access, url, range, Some(&self.identity)).await?;
         let at = response.url();
         if at != url && at != own {
@@ -98,11 +107,15 @@ impl Source {
         }
         let wanted = range.end - range.start;
         let (mut pieces, mut got) = (Vec::new(), 0);
+        let answered = Instant::now();
         let mut speed = Speed::new(*patience);
         loop {
             let piece = match speed.judge(response.chunk()).await {
                 Ok(Ok(Some(piece))) => piece,
-                Ok(Ok(None)) if got == wanted => return Ok(pieces),
+                Ok(Ok(None)) if got == wanted => {
+                    let is_from_afar = answered - asked > answered.elapsed();
+                    return Ok(Answer { pieces, is_from_afar });
+                }
                 Ok(Ok(None)) => return Err(Failure::Broken(cut_off(got, wanted))),
                 Ok(Err(error)) => {
                     let why = format!("{}: {}", cut_off(got, wanted), told(error));
