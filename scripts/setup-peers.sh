@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up the programs that `bench peers` and `bench nbd` measure ringmill against, newest versions,
+# Sets up the programs that `bench` measures ringmill against, newest versions,
 # without touching this machine's own packages. Makes a Debian sid tree with qemu-storage-daemon and QEMU,
 # nbdkit, libnbd, and fio built with its libblkio engine (a second vhost-user-blk client), plus fio's bare io_uring loop.
 #
@@ -16,6 +16,7 @@ tree=${RINGMILL_PEERS:-/var/tmp/ringmill-peers}
 . ./tree.sh
 packages=(
   qemu-system-common qemu-system-x86 qemu-utils # qemu-storage-daemon is in qemu-system-common
+  qemu-block-extra # its http driver
   nbdkit libnbd-bin python3 python3-libnbd
   build-essential dpkg-dev pkgconf libaio-dev libblkio-dev liburing-dev zlib1g-dev # to build fio
 )

@@ -5,17 +5,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value as Json, json};
 
-use crate::figures::Rounds;
 use crate::host::data_file;
 use crate::host::process::Usage;
 use crate::monitor::Monitor;
 use crate::options::Options;
-use crate::peers::compare::{self, Comparison, Figure, Results, Sample, ratio};
+use crate::peers::compare::{self, Comparison, Figure, Sample};
 use crate::peers::contender::{Contender, qemu_img, quoted};
-use crate::report::{Section, Table};
+use crate::report::Section;
 use crate::session::Session;
 
 /// A job, and the format of its images.
@@ -66,42 +65,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         session.cpus.describe()
     ));
     text.extend(contenders.iter().map(|of| format!("{}: {}", of.name, of.version)));
-    let tables = vec![table(&contenders, &results)];
+    let figures = [Figure::Speed, Figure::CpuPerMib];
+    let tables = vec![compare::selected::<Bench>(
+        ["job", "server"],
+        &contenders,
+        &results,
+        &figures,
+        &figures,
+    )];
     Section { heading: String::new(), text, tables }.publish(options.path("json").as_deref())?;
     compare::check(&results, 0, &session.directory)
 }
 
-fn table(contenders: &[Contender], results: &Results<Row>) -> Table {
-    let mut table = Table::new(&[
-        "job",
-        "server",
-        "MiB/s",
-        "least..most",
-        "CPU us/MiB",
-        "least..most",
-        "speed x",
-        "CPU x",
-    ]);
-    for (row, all) in results {
-        for (contender, measured) in contenders.iter().zip(all) {
-            let mut line = vec![row.name.to_owned(), contender.name.clone()];
-            if measured.failed.is_some() {
-                line.push("failed".into());
-                table.row(line);
-                continue;
-            }
-            for figure in [Figure::Iops, Figure::Cpu] {
-                let rounds = Rounds::of(&measured.figures(figure));
-                line.extend([format!("{:.0}", rounds.median), rounds.range(0)]);
-            }
-            line.extend([Figure::Iops, Figure::Cpu].map(|figure| ratio(measured, &all[0], figure)));
-            table.row(line);
-        }
-    }
-    table
-}
-
-/// A request is a MiB.
 impl Comparison for Bench {
     type Row = Row;
 
@@ -130,12 +105,8 @@ impl Comparison for Bench {
         let cpu = Usage::read(server.pid())?.cpu - before.cpu;
         server.stop()?;
         let mib = self.size as f64 / f64::from(1 << 20);
-        let figures = [(Figure::Iops, mib / seconds), (Figure::Cpu, cpu.as_secs_f64() * 1e6 / mib)];
-        Ok(Sample::of(&figures))
-    }
-
-    fn calls(&self, _contender: &Contender, _row: &Row) -> Result<f64> {
-        bail!("not counted")
+        let cpu = cpu.as_secs_f64() * 1e6 / mib;
+        Ok(Sample::of(&[(Figure::Speed, mib / seconds), (Figure::CpuPerMib, cpu)]))
     }
 }
 

@@ -8,6 +8,7 @@ mod fuse;
 mod goal;
 mod guards;
 pub mod host;
+mod img;
 mod jobs;
 pub mod load;
 mod monitor;
@@ -23,6 +24,7 @@ mod round_trips;
 mod scale;
 mod session;
 mod upgrade;
+mod url;
 
 use std::process::ExitCode;
 
@@ -73,6 +75,18 @@ const COMMANDS: &[Command] = &[
         about: "backup, mirror, stream and commit beside qemu-storage-daemon's (3 minutes: 5 rounds)",
         options: &[ROUNDS, SERVERS, PEERS, &["rows", "qsd"]],
         run: jobs::run,
+    },
+    Command {
+        name: "img",
+        about: "ringmill img convert beside qemu-img convert and nbdcopy (15 minutes: 3 rounds; 25 GB of disk)",
+        options: &[&["quick", "rounds", "dir", "json", "ringmill", "rows", "size"], PEERS],
+        run: img::run,
+    },
+    Command {
+        name: "url",
+        about: "an image on a web server at 0, 10 and 50 ms, beside qemu-storage-daemon, nbdkit and curl (5 minutes: 3 rounds of 2 s)",
+        options: &[ROUNDS, SERVERS, PEERS, &["rows", "qsd"]],
+        run: url::run,
     },
     Command {
         name: "results",
@@ -157,6 +171,7 @@ fn run() -> Result<()> {
         [command, mountpoint] if command == "bare-fuse" => {
             return fuse::bare::serve(mountpoint.as_ref());
         }
+        [command, program @ ..] if command == "timed" => return host::timed::child(program),
         [command, serve, row, rounds, file] if command == "guards" && serve == "--serve" => {
             let rounds = rounds.to_string_lossy().parse().context("rounds")?;
             return guards::serve(&row.to_string_lossy(), rounds, file.as_ref());

@@ -50,6 +50,7 @@ const OPTIONS: &[(&str, Kind, &str)] = &[
     ("rows", Text("TEXT,..."), "only rows whose names contain one of these"),
     ("rounds", Number, "rounds per row; 1 with --quick"),
     ("runtime", Seconds, "measured time per round"),
+    ("size", Number, "MiB of data in an image (1024; with --quick 64)"),
     (
         "contenders",
         Text("NAME,..."),

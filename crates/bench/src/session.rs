@@ -11,7 +11,7 @@ use crate::host::{affinity, machine, syscalls};
 use crate::options::Options;
 use crate::peers::contender::{Contender, Places, beside_this};
 use crate::peers::server::Server;
-use crate::peers::tree::Tree;
+use crate::peers::tree::{LIBRARY_PATH, Tree};
 use crate::report::DEBUG;
 
 /// One run of a command.
@@ -104,7 +104,7 @@ impl Session {
 /// A command with names in place of directories.
 fn command_to_show(command: &[OsString], places: &[(&Path, &str)]) -> String {
     // The loader of another tree and its options precede the program.
-    let loader = command.iter().position(|word| word == "--library-path").map_or(0, |at| at + 2);
+    let loader = command.iter().position(|word| word == LIBRARY_PATH).map_or(0, |at| at + 2);
     let show = |(i, word): (usize, &OsString)| match i {
         0 => Path::new(word).file_name().unwrap_or(word).to_string_lossy().into_owned(),
         _ => places.iter().fold(word.to_string_lossy().into_owned(), |word, (path, name)| {

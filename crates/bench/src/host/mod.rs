@@ -7,3 +7,4 @@ pub mod machine;
 pub(crate) mod process;
 pub mod ram_disk;
 pub(crate) mod syscalls;
+pub(crate) mod timed;

@@ -1,7 +1,7 @@
 //! Compares the NBD server with its peers: contenders alternate, row by row.
 
 mod rows;
-mod servers;
+pub(crate) mod servers;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -133,7 +133,7 @@ impl Bench {
 }
 
 /// Whether a server offers the export without a name: it may listen before it has one.
-fn is_served(address: &Address) -> bool {
+pub(crate) fn is_served(address: &Address) -> bool {
     match address {
         Address::Unix(path) => UnixStream::connect(path).is_ok_and(|mut socket| {
             let _ = socket.set_read_timeout(Some(PATIENCE));
@@ -160,7 +160,7 @@ fn greet(socket: &mut (impl Read + Write)) -> Result<()> {
 }
 
 /// A TCP port without a listener a moment ago.
-fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("looking for a free port")?;
     Ok(listener.local_addr().context("looking for a free port")?.port())
 }

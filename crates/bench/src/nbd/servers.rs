@@ -1,19 +1,19 @@
 //! The compared NBD servers: their programs and options.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::peers::contender::{Contender, quoted};
 
 /// The task of a server.
 #[derive(Debug, Clone)]
-pub(super) struct Serving {
+pub(crate) struct Serving {
     /// A raw file.
-    pub(super) file: PathBuf,
+    pub(crate) file: PathBuf,
     /// With O_DIRECT, as far as the server supports it.
-    pub(super) direct: bool,
+    pub(crate) direct: bool,
     /// The address for clients.
-    pub(super) address: Address,
+    pub(crate) address: Address,
 }
 
 /// Limit of qemu-nbd's connections, which is 1 by default. The other servers have none by default.
@@ -21,7 +21,7 @@ const CONNECTIONS: u32 = 16;
 
 /// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Address {
+pub(crate) enum Address {
     /// A unix socket.
     Unix(PathBuf),
     /// A TCP port of this machine.
@@ -30,7 +30,7 @@ pub(super) enum Address {
 
 impl Address {
     /// The URI for clients, for the export without a name.
-    pub(super) fn uri(&self) -> String {
+    pub(crate) fn uri(&self) -> String {
         match self {
             Self::Unix(path) => format!("nbd+unix:///?socket={}", path.display()),
             Self::Tcp(port) => format!("nbd://127.0.0.1:{port}/"),
@@ -39,32 +39,35 @@ impl Address {
 }
 
 /// The command of a contender.
-pub(super) fn command(contender: &Contender, serving: &Serving) -> Vec<OsString> {
+pub(crate) fn command(contender: &Contender, serving: &Serving) -> Vec<OsString> {
     contender.command(match contender.key.as_str() {
         "qemu-nbd" => qemu_nbd_options(serving),
-        "nbdkit" => nbdkit_options(&plugin(contender), serving),
+        "nbdkit" => nbdkit_options(&nbdkit_plugin(contender, "file"), serving),
         "unpolled" => storage_daemon_options(serving, ",poll-max-ns=0"),
         _ => storage_daemon_options(serving, ""),
     })
 }
 
-/// nbdkit's file plugin from the same tree, since a program run by the tree's loader would otherwise use the machine's.
-fn plugin(nbdkit: &Contender) -> String {
-    let arch = std::env::consts::ARCH;
-    match nbdkit.program.as_slice() {
-        // The last word is the tree's usr/bin/nbdkit.
-        [_, .., program] => {
-            let usr = Path::new(program).ancestors().nth(2).unwrap_or(Path::new("/usr"));
-            let file = format!("lib/{arch}-linux-gnu/nbdkit/plugins/nbdkit-file-plugin.so");
-            usr.join(file).display().to_string()
+/// A plugin from the same tree.
+pub(crate) fn nbdkit_plugin(nbdkit: &Contender, name: &str) -> String {
+    match nbdkit.libraries() {
+        Some(libraries) => {
+            let file = format!("nbdkit/plugins/nbdkit-{name}-plugin.so");
+            libraries.join(file).display().to_string()
         }
-        _ => "file".into(),
+        None => name.into(),
     }
 }
 
 fn storage_daemon_options(serving: &Serving, polling: &str) -> Vec<String> {
-    let Serving { file, direct, address } = serving;
-    let direct = if *direct { "on" } else { "off" };
+    let direct = if serving.direct { "on" } else { "off" };
+    let file = quoted(&serving.file);
+    let node = format!("driver=file,filename={file},cache.direct={direct},aio=io_uring");
+    exporting(&node, &serving.address, polling, ",writable=on")
+}
+
+/// The options of a storage daemon that exports a node.
+pub(crate) fn exporting(node: &str, address: &Address, polling: &str, export: &str) -> Vec<String> {
     let address = match address {
         Address::Unix(path) => format!("addr.type=unix,addr.path={}", quoted(path)),
         Address::Tcp(port) => format!("addr.type=inet,addr.host=127.0.0.1,addr.port={port}"),
@@ -73,14 +76,11 @@ fn storage_daemon_options(serving: &Serving, polling: &str) -> Vec<String> {
         "--object".into(),
         format!("iothread,id=io0{polling}"),
         "--blockdev".into(),
-        format!(
-            "driver=file,node-name=disk,filename={},cache.direct={direct},aio=io_uring",
-            quoted(file)
-        ),
+        format!("{node},node-name=disk"),
         "--nbd-server".into(),
         address,
         "--export".into(),
-        "type=nbd,id=export,node-name=disk,name=,writable=on,iothread=io0".into(),
+        format!("type=nbd,id=export,node-name=disk,name=,iothread=io0{export}"),
     ]
     .into()
 }
@@ -110,9 +110,14 @@ fn nbdkit_options(plugin: &str, serving: &Serving) -> Vec<String> {
     if serving.direct {
         options.push("cache=none".into());
     }
-    // Options may follow the plugin's name.
+    nbdkit_serving(options, &serving.address)
+}
+
+/// The options of nbdkit, which may follow those of a plugin.
+pub(crate) fn nbdkit_serving(plugin: Vec<String>, address: &Address) -> Vec<String> {
+    let mut options = plugin;
     options.push("--foreground".into());
-    options.extend(match &serving.address {
+    options.extend(match address {
         Address::Unix(path) => vec![format!("--unix={}", path.display())],
         Address::Tcp(port) => vec!["--ipaddr=127.0.0.1".into(), format!("--port={port}")],
     });
@@ -133,10 +138,10 @@ mod tests {
         let tcp = Serving { direct: false, address: Address::Tcp(10809), ..unix.clone() };
         assert_eq!(
             storage_daemon_options(&unix, ",poll-max-ns=0").join(" "),
-            "--object iothread,id=io0,poll-max-ns=0 --blockdev driver=file,node-name=disk,\
-             filename=/d/disk.dat,cache.direct=on,aio=io_uring --nbd-server addr.type=unix,\
-             addr.path=/s/nbd.sock --export type=nbd,id=export,node-name=disk,name=,writable=on,\
-             iothread=io0"
+            "--object iothread,id=io0,poll-max-ns=0 --blockdev driver=file,\
+             filename=/d/disk.dat,cache.direct=on,aio=io_uring,node-name=disk --nbd-server addr.type=unix,\
+             addr.path=/s/nbd.sock --export type=nbd,id=export,node-name=disk,name=,iothread=io0,\
+             writable=on"
         );
         assert_eq!(
             qemu_nbd_options(&unix).join(" "),

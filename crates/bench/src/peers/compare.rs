@@ -3,7 +3,7 @@
 use std::ops::Index;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::contender::Contender;
 use crate::figures::{median, range, turns};
@@ -28,7 +28,18 @@ pub(crate) enum Figure {
     CpuShare,
     /// Context switches per second: each wake-up of an idle server is one.
     WakeUps,
+    /// Duration of a copy in seconds.
+    Seconds,
+    /// MiB per second.
+    Speed,
+    /// CPU time per MiB in microseconds.
+    CpuPerMib,
+    /// Most resident memory at once, in MiB.
+    Peak,
 }
+
+/// Number of figures.
+const FIGURES: usize = Figure::Peak as usize + 1;
 
 impl Figure {
     /// Its name, and the number of digits after the point.
@@ -42,6 +53,10 @@ impl Figure {
             Self::P999 => ("p99.9 us", 1),
             Self::CpuShare => ("CPU %", 2),
             Self::WakeUps => ("wake-ups/s", 1),
+            Self::Seconds => ("seconds", 2),
+            Self::Speed => ("MiB/s", 0),
+            Self::CpuPerMib => ("CPU us/MiB", 0),
+            Self::Peak => ("peak MiB", 1),
         }
     }
 
@@ -70,12 +85,12 @@ impl Figure {
 
 /// The figures of a server in one round; NaN if a figure was not measured.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sample([f64; 8]);
+pub(crate) struct Sample([f64; FIGURES]);
 
 impl Sample {
     /// These figures.
     pub(crate) fn of(figures: &[(Figure, f64)]) -> Self {
-        let mut sample = [f64::NAN; 8];
+        let mut sample = [f64::NAN; FIGURES];
         for &(figure, value) in figures {
             sample[figure as usize] = value;
         }
@@ -135,7 +150,9 @@ pub(crate) trait Comparison {
     /// Measures once.
     fn sample(&self, contender: &Contender, row: &Self::Row) -> Result<Sample>;
     /// Counts the system calls per request, if they can be counted.
-    fn calls(&self, contender: &Contender, row: &Self::Row) -> Result<f64>;
+    fn calls(&self, _contender: &Contender, _row: &Self::Row) -> Result<f64> {
+        bail!("not counted")
+    }
     /// Measures what else belongs to a row, once in each round.
     fn beside(&self, _row: &mut Self::Row) {}
 
@@ -221,6 +238,39 @@ pub(crate) fn table<C: Comparison>(
             line.extend([Switches, P50, P99, P999].map(show));
             if let Some(base) = base {
                 line.extend([Iops, Cpu, P50].map(|figure| ratio(measured, &all[base], figure)));
+            }
+            table.row(line);
+        }
+    }
+    table
+}
+
+/// These figures by row and contender, and of `ratios` the ratios to the first contender. Omits contenders without a figure in
+/// a row. `what` names rows and contenders.
+pub(crate) fn selected<C: Comparison>(
+    what: [&str; 2],
+    contenders: &[Contender],
+    results: &Results<C::Row>,
+    figures: &[Figure],
+    ratios: &[Figure],
+) -> Table {
+    let mut table = Table::new(&what);
+    table
+        .head
+        .extend(figures.iter().flat_map(|figure| [figure.name(), "least..most"].map(String::from)));
+    table.head.extend(ratios.iter().map(|figure| format!("{} x", figure.name())));
+    for (row, all) in results {
+        for (contender, measured) in contenders.iter().zip(all) {
+            let mut line = vec![C::name(row).to_owned(), contender.name.clone()];
+            if measured.failed.is_some() {
+                line.push("failed".into());
+            } else if figures.iter().all(|&figure| measured.median(figure).is_nan()) {
+                continue;
+            } else {
+                line.extend(figures.iter().flat_map(|&figure| {
+                    [figure.show(measured.median(figure)), figure.spread(&measured.figures(figure))]
+                }));
+                line.extend(ratios.iter().map(|&figure| ratio(measured, &all[0], figure)));
             }
             table.row(line);
         }

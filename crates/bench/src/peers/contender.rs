@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::tree::Tree;
+use super::tree::{LIBRARY_PATH, Tree};
 use crate::options::Options;
 
 /// The password of images that are encrypted, as an object.
@@ -98,6 +98,7 @@ impl Contender {
         };
         let name = match key {
             "pinned" | "unpolled" => format!("ringmill {key}"),
+            "img" => "ringmill img".into(),
             _ => key.to_owned(),
         };
         Ok(Self { key: key.to_owned(), name, version, program })
@@ -112,6 +113,7 @@ impl Contender {
             "ringmill" | "pinned" | "unpolled" => {
                 Ok(vec![ringmill_program(places)?.into(), "storage-daemon".into()])
             }
+            "img" => Ok(vec![ringmill_program(places)?.into(), "img".into()]),
             "bare" => {
                 let this = std::env::current_exe().context("finding this program's own path")?;
                 Ok(vec![this.into(), "bare-fuse".into()])
@@ -123,6 +125,14 @@ impl Contender {
     /// Whether this is ringmill, however it is set up.
     pub(crate) fn is_ringmill(&self) -> bool {
         self.name.starts_with("ringmill")
+    }
+
+    /// The libraries beside it, if it is a program of a tree: by itself it would load modules of the machine.
+    pub(crate) fn libraries(&self) -> Option<&Path> {
+        match self.program.as_slice() {
+            [_, option, libraries, _] if option == LIBRARY_PATH => Some(Path::new(libraries)),
+            _ => None,
+        }
     }
 
     /// Its command with these options.

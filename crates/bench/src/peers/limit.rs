@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::resource::{UsageWho, getrusage};
 
 use super::compare::{Figure, Measured, Sample};
 use super::measure::Bench;
@@ -13,6 +12,7 @@ use super::tree::Tree;
 use crate::bare;
 use crate::echo;
 use crate::host::affinity::while_bound_to;
+use crate::host::timed::children_cpu;
 use crate::load::Load;
 use crate::load::offsets::Order;
 
@@ -134,14 +134,6 @@ fn parse(text: &str) -> Option<f64> {
         })
         .collect();
     (!seconds.is_empty()).then(|| seconds.iter().sum::<f64>() / seconds.len() as f64)
-}
-
-/// CPU seconds of all children that have ended.
-fn children_cpu() -> Result<f64> {
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("getrusage")?;
-    let seconds =
-        |time: nix::sys::time::TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
 #[cfg(test)]

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
+/// The loader's option that a program's libraries follow.
+pub(crate) const LIBRARY_PATH: &str = "--library-path";
+
 /// Such a tree.
 #[derive(Debug, Clone)]
 pub(crate) struct Tree {
@@ -48,6 +51,6 @@ impl Tree {
             ensure!(needed.exists(), missing());
         }
         let libraries = self.path.join(format!("usr/lib/{arch}-linux-gnu"));
-        Ok(vec![loader.into(), "--library-path".into(), libraries.into(), path.into()])
+        Ok(vec![loader.into(), LIBRARY_PATH.into(), libraries.into(), path.into()])
     }
 }
