@@ -1,9 +1,10 @@
 //! Reads ahead of a sequential reader.
 //!
 //! A read that begins where the last one has ended starts a stream. Bytes behind a stream are fetched in windows before
-//! they are asked for: `readahead` bytes at first, and more when half a window is used. A reader that has to wait for a
-//! server that is far away makes it twice as much, up to what the stream has read: with 50 ms to a server, 256 KiB at a
-//! time are 5 MB/s. A read elsewhere ends the stream.
+//! they are asked for: `readahead` bytes at first, and more when half a window is used. A read elsewhere ends the stream.
+//!
+//! If the server is far away, `readahead` bytes are too few: with 50 ms to the server, 256 KiB at a time are 5 MB/s. So the
+//! number doubles when the reader has to wait for such a server, up to what the stream has read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
